@@ -1,0 +1,1 @@
+"""The composition root: wires collectors, pipeline, analysis and controller into one process."""

@@ -1,0 +1,1 @@
+"""What the records mean: miss causes and latency models."""

@@ -1,0 +1,1 @@
+"""Composes the parts' settings from flags, environment and file; the only reader of the environment."""

@@ -1,0 +1,1 @@
+"""The closed loop: assignment, looks, verdicts, rollback and promotion."""

@@ -1,0 +1,189 @@
+"""Suggestions, experiments, arms and what becomes of them."""
+
+import dataclasses
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from kvscope.model.prompt import Risk, TransformSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """A proposed change with its expected effect and evidence.
+
+    ``id`` is stable: the same change to the same route has the same id. ``change`` holds
+    ``transforms`` (a list of specs), or is empty where a person must act.
+    """
+
+    id: str
+    kind: str
+    route: str
+    risk: Risk
+    evidence: Mapping[str, Any]
+    hit_rate_before: float
+    hit_rate_after: float
+    ttft_change_seconds: float | None
+    tokens_saved_per_day: float
+    change: Mapping[str, Any]
+    created_at: float
+
+    @property
+    def transforms(self) -> tuple[TransformSpec, ...]:
+        """The transforms that the gateway would apply."""
+        return tuple(TransformSpec.from_json(spec) for spec in self.change.get("transforms", ()))
+
+
+class ExperimentState(StrEnum):
+    """Where an experiment stands; ``docs/architecture.md`` draws the transitions."""
+
+    DRAFT = "draft"
+    RUNNING = "running"
+    DECIDED = "decided"
+    STOPPED = "stopped"
+
+
+class Verdict(StrEnum):
+    """What the looks say about the treatment arm."""
+
+    KEEP = "keep"
+    DROP = "drop"
+    UNDECIDED = "undecided"
+
+
+class Unit(StrEnum):
+    """What is assigned to an arm as a whole."""
+
+    SESSION = "session"
+    TIME_SLICE = "time_slice"  # switchback
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way in an experiment; exactly one arm is the baseline. ``share`` of traffic is 0 to 1."""
+
+    name: str
+    baseline: bool
+    share: float
+    transforms: tuple[TransformSpec, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Guardrail:
+    """A metric that the treatment may not worsen by more than ``margin``.
+
+    ``relative`` margins are a share of the baseline's mean; others are in the metric's own unit.
+    """
+
+    metric: str
+    margin: float
+    relative: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A planned comparison of prompt layouts on one route's live traffic."""
+
+    id: str
+    name: str
+    route: str
+    arms: tuple[Arm, ...]
+    metric: str = "uncached_tokens"
+    unit: Unit = Unit.SESSION
+    guardrails: tuple[Guardrail, ...] = ()
+    alpha: float = 0.05
+    warmup_requests: int = 2  # per arm, marked and left out of the verdict
+    min_units: int = 20  # units in each arm before a verdict
+    max_seconds: float = 86_400.0
+    slice_seconds: float = 30.0  # only for Unit.TIME_SLICE
+    state: ExperimentState = ExperimentState.DRAFT
+    verdict: Verdict | None = None
+    suggestion_id: str | None = None
+    predicted: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    created_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def baseline(self) -> Arm:
+        """The arm that the others are compared with."""
+        return next(arm for arm in self.arms if arm.baseline)
+
+    @property
+    def treatment(self) -> Arm:
+        """The arm that is on trial."""
+        return next(arm for arm in self.arms if not arm.baseline)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One change of an experiment's state: who, when, why."""
+
+    experiment: str
+    at: float
+    state: ExperimentState
+    actor: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What the controller saw of an experiment at one time; ``results`` is JSON-able."""
+
+    experiment: str
+    at: float
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    results: Mapping[str, Any]
+
+
+class IntentAction(StrEnum):
+    """What a person asks the controller to do."""
+
+    START = "start"
+    STOP = "stop"
+    PROMOTE = "promote"
+    RAMP = "ramp"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """A wish written by the CLI or the dashboard; only the agent's controller acts on it.
+
+    ``outcome`` stays None until the controller has acted or refused, then says what came of it.
+    """
+
+    id: int | None
+    experiment: str
+    action: IntentAction
+    actor: str
+    at: float
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    outcome: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RoutePolicy:
+    """The transforms in force for all of a route's traffic: what promotion writes."""
+
+    route: str
+    transforms: tuple[TransformSpec, ...]
+    experiment: str | None
+    actor: str
+    since_at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FittedModel:
+    """A fitted latency model with its measured error, as stored and shown."""
+
+    name: str
+    target: str  # the request field that it predicts, e.g. `prefill_seconds`
+    features: tuple[str, ...]
+    coefficients: Mapping[str, float]  # seconds per unit of the feature, and `intercept`
+    r2: float  # out of sample
+    mae_seconds: float  # out of sample
+    coverage_90: float | None  # share of held-out values inside the 90 % interval
+    rows: int
+    ranges: Mapping[str, tuple[float, float]]  # feature -> seen minimum and maximum
+    fitted_at: float

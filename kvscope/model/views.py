@@ -1,0 +1,68 @@
+"""Rows that readers of the store return: aggregates for the command line, pages and reports."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HitRow:
+    """Hits and misses of all requests that share ``key``; only requests with known tokens count.
+
+    ``requests`` counts all of the key's requests, ``known_requests`` those whose prompt and cached tokens
+    are both known: the sums and ``causes`` are over these.
+    """
+
+    key: str
+    requests: int
+    known_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_seconds_mean: float | None
+    causes: Mapping[str, int]
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Cached ÷ prompt tokens, or None where nothing is known."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MissRow:
+    """Missed tokens of one route, cause and place, with an example request."""
+
+    route: str
+    cause: str
+    role: str | None
+    message_index: int | None
+    value_kind: str | None
+    requests: int
+    tokens: int
+    example_request_id: str
+    example_char_start: int | None
+    example_char_end: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRow:
+    """One time bucket of one route."""
+
+    at: float  # start of the bucket
+    route: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_seconds_mean: float | None
+    tpot_seconds_mean: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """First and last samples of an engine's prefix-cache counters, in tokens, since its last restart."""
+
+    engine: str
+    replica: str
+    first_at: float
+    last_at: float
+    queries: float
+    hits: float
+    external_hits: float

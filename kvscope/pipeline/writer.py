@@ -1,0 +1,137 @@
+"""The bounded queue and the one writer thread in front of the store.
+
+The writer takes everything that waits (to a cap) and commits it in one transaction, so batches merge
+when it is busy and commit at once when it is idle; there is no interval to tune. Receipts resolve after
+the commit.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvscope.errors import RetryableIngestError
+from kvscope.pipeline.contracts import Batch, BatchStore, Receipt
+
+_LOG = logging.getLogger(__name__)
+_ITEMS_PER_COMMIT = 5_000
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+class WriterSettings(BaseModel):
+    """Settings of the queue in front of the store."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    queue_items: int = Field(100_000, gt=0, description="Items that may wait for the store.")
+    drain_seconds: float = Field(
+        10.0, ge=0, description="Seconds that shutdown waits for the queue to be written."
+    )
+
+
+class Writer:
+    """Queues batches and writes them from one thread; ``offer`` may be called from any thread."""
+
+    def __init__(self, store: BatchStore, settings: WriterSettings, registry: CollectorRegistry) -> None:
+        self._store = store
+        self._settings = settings
+        self._queue: deque[tuple[Batch, Receipt]] = deque()
+        self._items = 0
+        self._stopping = False
+        self._ready = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="kvscope-writer", daemon=True)
+        self._listeners: list[Callable[[Batch], None]] = []
+        self._accepted = Counter("kvscope_items_accepted", "Items queued.", registry=registry)
+        self._refused = Counter("kvscope_items_refused", "Items refused: queue full.", registry=registry)
+        self._rejected = Counter(
+            "kvscope_items_rejected", "Items that the store would not take.", registry=registry
+        )
+        self._failures = Counter(
+            "kvscope_commit_failures",
+            "Commits that failed and were tried again.",
+            registry=registry,
+        )
+        self._commit_seconds = Histogram("kvscope_commit_seconds", "Time of one commit.", registry=registry)
+        waiting = Gauge("kvscope_queue_items", "Items that wait for the store.", registry=registry)
+        waiting.set_function(lambda: self._items)
+
+    def subscribe(self, listener: Callable[[Batch], None]) -> None:
+        """Call ``listener`` with each batch after its commit, from the writer's thread."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Begin writing."""
+        self._thread.start()
+
+    def offer(self, batch: Batch) -> Receipt:
+        """Queue ``batch``; raises ``RetryableIngestError`` when full or stopping."""
+        receipt: Receipt = Future()
+        size = len(batch)
+        if size == 0:
+            receipt.set_result(0)
+            return receipt
+        with self._ready:
+            if self._stopping:
+                raise RetryableIngestError("the agent is stopping")
+            if self._items + size > self._settings.queue_items and self._items:
+                self._refused.inc(size)
+                raise RetryableIngestError(f"the queue is full ({self._items} items wait)")
+            self._queue.append((batch, receipt))
+            self._items += size
+            self._ready.notify()
+        self._accepted.inc(size)
+        return receipt
+
+    def stop(self) -> int:
+        """Refuse new batches, write what waits, and return how many items could not be written."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=self._settings.drain_seconds)
+        with self._ready:
+            return self._items
+
+    def _run(self) -> None:
+        while taken := self._take():
+            self._write(taken)
+
+    def _take(self) -> list[tuple[Batch, Receipt]]:
+        with self._ready:
+            self._ready.wait_for(lambda: self._queue or self._stopping)
+            taken: list[tuple[Batch, Receipt]] = []
+            items = 0
+            while self._queue and items < _ITEMS_PER_COMMIT:
+                taken.append(self._queue.popleft())
+                items += len(taken[-1][0])
+            return taken
+
+    def _write(self, taken: list[tuple[Batch, Receipt]]) -> None:
+        """Commit ``taken``, trying again until the store is back: what was queued is not lost."""
+        batches = [batch for batch, _ in taken]
+        pause = 0.05
+        rejected: int | None = None
+        while rejected is None:
+            try:
+                with self._commit_seconds.time():
+                    rejected = self._store.write(batches)
+            except Exception as error:  # noqa: BLE001 - whatever the driver raises, the data waits
+                self._failures.inc()
+                _LOG.warning("the store did not take %d batches: %s", len(batches), error)
+                with self._ready:
+                    if self._stopping and pause >= _LONGEST_PAUSE_SECONDS:
+                        return
+                    self._ready.wait(timeout=pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        if rejected:
+            self._rejected.inc(rejected)
+        with self._ready:
+            self._items -= sum(len(batch) for batch in batches)
+        for batch, receipt in taken:
+            receipt.set_result(rejected)
+            for listener in self._listeners:
+                listener(batch)

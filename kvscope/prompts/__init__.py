@@ -1,0 +1,1 @@
+"""Prompts: routes, segments, kinds of value, entropy, tokens and layout transforms."""

@@ -1,0 +1,1 @@
+"""The tuning report in Markdown, HTML and JSON."""

@@ -1,0 +1,1 @@
+"""Statistics that add and may be looked at at any time."""

@@ -1,0 +1,1 @@
+"""The SQL store: the only speaker of SQL."""
