@@ -4,7 +4,7 @@ from kvscope.model.cache_config import cache_config, cache_configs
 from kvscope.model.telemetry import MetricSample
 
 
-def _sample(at=1.0, engine="http://a", replica="0", **labels):
+def _sample(*, at: float = 1.0, engine: str = "http://a", replica: str = "0", **labels: str) -> MetricSample:
     return MetricSample(
         engine=engine, replica=replica, name="vllm:cache_config_info", labels=labels, at=at, value=1.0
     )
@@ -20,14 +20,14 @@ RECORDED = {
 }
 
 
-def test_one_block_of_the_pool_holds_no_tokens():
+def test_one_block_of_the_pool_holds_no_tokens() -> None:
     config = cache_config([_sample(**RECORDED)])
     assert config is not None
     assert (config.block_size, config.num_blocks, config.usable_blocks) == (32, 300, 299)
     assert (config.prefix_caching, config.hash_algo, config.size_tokens) == (True, "sha256", 9600)
 
 
-def test_the_latest_sample_of_each_engine_counts():
+def test_the_latest_sample_of_each_engine_counts() -> None:
     samples = [
         _sample(at=2.0, num_gpu_blocks="10"),
         _sample(at=1.0, num_gpu_blocks="9"),
@@ -40,7 +40,7 @@ def test_the_latest_sample_of_each_engine_counts():
     assert cache_config(samples, "http://c") is None
 
 
-def test_what_is_not_told_stays_unknown():
+def test_what_is_not_told_stays_unknown() -> None:
     config = cache_config([_sample(num_gpu_blocks="None", block_size="-3", enable_prefix_caching="?")])
     assert config is not None
     assert (config.block_size, config.num_blocks, config.usable_blocks) == (None, None, None)

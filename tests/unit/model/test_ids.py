@@ -18,7 +18,7 @@ from kvscope.model.ids import request_id_of_engine, request_id_of_response
         ("", ""),
     ],
 )
-def test_engine_ids_lose_what_the_engine_put_around_them(engine_id, request_id):
+def test_engine_ids_lose_what_the_engine_put_around_them(engine_id: str, request_id: str) -> None:
     assert request_id_of_engine(engine_id) == request_id
 
 
@@ -30,5 +30,5 @@ def test_engine_ids_lose_what_the_engine_put_around_them(engine_id, request_id):
         ("resp_1", "resp_1"),
     ],
 )
-def test_a_completion_body_has_no_index_to_lose(response_id, request_id):
+def test_a_completion_body_has_no_index_to_lose(response_id: str, request_id: str) -> None:
     assert request_id_of_response(response_id) == request_id
