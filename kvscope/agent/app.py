@@ -1,0 +1,165 @@
+"""The agent: builds every part, starts them in order and stops them in reverse."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter
+
+from kvscope.agent.admin import admin_app
+from kvscope.agent.advising import tokenizer_of
+from kvscope.agent.caches import CacheConfigs
+from kvscope.agent.loops import Advisor, Loop
+from kvscope.analysis.live import Analyser
+from kvscope.clock import Clock, system_clock
+from kvscope.config.settings import AgentSettings
+from kvscope.experiments.controller import Controller
+from kvscope.experiments.policy import LivePolicy
+from kvscope.pipeline.contracts import Collector, CollectorContext, CollectorFactory
+from kvscope.pipeline.listen import AsgiListener, bind
+from kvscope.pipeline.writer import Writer
+from kvscope.store.database import open_store
+
+_LOG = logging.getLogger(__name__)
+
+
+class Agent:
+    """One sidecar process. ``start`` either starts all parts or stops those it started and raises."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        factories: Mapping[str, CollectorFactory],
+        *,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._settings = settings
+        self._registry = CollectorRegistry()
+        self._stops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        self._store = open_store(settings.db, upgrade=settings.db.startswith("sqlite"))
+        tokenizer: Path | str = settings.tokenizer or settings.upstreams[0]
+        self._writer = Writer(self._store.batches, settings.writer, self._registry)
+        self._caches = CacheConfigs()
+        self._analyser = Analyser(
+            tokenizer=tokenizer_of(tokenizer),
+            sink=self._writer,
+            cache_configs=self._caches.get,
+            clock=clock,
+            registry=self._registry,
+            settings=settings.analyser,
+        )
+        self._writer.subscribe(self._caches.on_committed)
+        self._writer.subscribe(self._analyser.on_committed)
+        policy = LivePolicy()
+        self._controller = Controller(
+            experiments=self._store.experiments,
+            reader=self._store.reader,
+            advice=self._store.advice,
+            policy=policy,
+            clock=clock,
+        )
+        self._advisor = Advisor(
+            store=self._store,
+            analyser=self._analyser,
+            caches=self._caches,
+            tokenizer=tokenizer,
+            settings=settings.advisor,
+            clock=clock,
+        )
+        context = CollectorContext(
+            sink=self._writer,
+            clock=clock,
+            registry=self._registry,
+            upstreams=settings.upstreams,
+            policy=policy,
+            prompts=self._analyser,
+            cache_events=self._analyser,
+        )
+        sections: Any = settings
+        self._collectors: dict[str, Collector] = {
+            name: factory.create(getattr(sections.collectors, name), context)
+            for name, factory in factories.items()
+        }
+        failures = Counter(
+            "kvscope_loop_failures", "Failed calls of recurring work.", ["loop"], registry=self._registry
+        )
+        self._loops = [Loop("controller", self._step, settings.controller.interval_seconds, failures)]
+        if settings.advisor.interval_seconds:
+            self._loops.append(
+                Loop("advisor", self._advisor.look, settings.advisor.interval_seconds, failures)
+            )
+
+    async def _step(self) -> None:
+        await asyncio.to_thread(self._controller.step)
+
+    def health(self) -> dict[str, tuple[bool, str]]:
+        """Return the state of each part in one line."""
+        parts = {name: collector.health() for name, collector in self._collectors.items()}
+        return parts | {loop.name: loop.health() for loop in self._loops}
+
+    async def start(self) -> None:
+        """Start the parts; raises ``ConfigError`` (port in use) after stopping what had started."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        self._writer.start()
+        self._stops.append(("writer", self._stop_writer))
+        self._analyser.start()
+        self._stops.append(("analyser", self._stop_analyser))
+        # promoted layouts and running experiments are in force from the first request on
+        await self._step()
+        admin = self._settings.admin
+        if admin.port:
+            listener = AsgiListener(
+                admin_app(self.health, self._registry),
+                bind(admin.host, admin.port, setting="--admin-port"),
+            )
+            await listener.start()
+            self._stops.append(("admin", listener.stop))
+        for loop in self._loops:
+            loop.start()
+            self._stops.append((loop.name, loop.stop))
+        # the gateway last: when traffic comes, everything behind it listens
+        for name in sorted(self._collectors, key=lambda name: name == "gateway"):
+            await self._collectors[name].start()
+            self._stops.append((name, self._collectors[name].stop))
+
+    async def stop(self) -> None:
+        """Stop the parts in reverse order; what was taken in is written first."""
+        while self._stops:
+            name, stop = self._stops.pop()
+            try:
+                await stop()
+            except Exception:  # noqa: BLE001 - the supervisor: one part's fault stops no other from stopping
+                _LOG.exception("%s did not stop cleanly", name)
+        self._advisor.close()
+        self._store.close()
+
+    async def _stop_writer(self) -> None:
+        left = await asyncio.to_thread(self._writer.stop)
+        if left:
+            _LOG.error("%d items could not be written before the end", left)
+
+    async def _stop_analyser(self) -> None:
+        await asyncio.to_thread(self._analyser.stop)
+
+    async def run(self) -> None:
+        """Start, wait for SIGINT or SIGTERM, stop."""
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ended.set)
+        await self.start()
+        for name, (ok, detail) in self.health().items():
+            _LOG.info("%s: %s%s", name, "" if ok else "NOT WORKING: ", detail)
+        _LOG.info("the agent is ready")
+        await ended.wait()
+        _LOG.info("stopping")
+        await self.stop()

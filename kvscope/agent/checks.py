@@ -1,0 +1,202 @@
+"""What ``kvscope doctor`` checks: reachable, configured to tell what is needed, and do the sums agree."""
+
+import dataclasses
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from kvscope.clock import iso, system_clock
+from kvscope.model.cache_config import cache_configs
+from kvscope.model.request import RequestRecord, Status
+from kvscope.model.views import EngineCounters
+from kvscope.store.database import Store
+
+_TIMEOUT_SECONDS = 3.0
+_RECENT = 200
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that should hold; ``fix`` says what to do when it does not."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+def run_checks(store: Store, *, vllm: str | None, agent: str, patience_seconds: float = 15.0) -> list[Check]:
+    """Return all checks; waits up to ``patience_seconds`` for a quiet moment to compare sums in."""
+    known = [row.engine for row in store.reader.counters()]
+    engines = [vllm.rstrip("/")] if vllm else known or ["http://127.0.0.1:8000"]
+    records = store.reader.requests(last=_RECENT)
+    checks = list(_agent(agent))
+    for engine in engines:
+        checks += _engine(engine)
+    checks += _cache(store)
+    checks += _sources(records)
+    checks += _sums(store, patience_seconds, alive=checks[0].ok)
+    return checks
+
+
+def _get(url: str) -> tuple[str | None, str]:
+    """Return the body of ``url`` and "", or None and why not."""
+    if not url.startswith(("http://", "https://")):
+        return None, "not a URL such as http://127.0.0.1:8000"
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - scheme checked above
+            return answer.read().decode(errors="replace"), ""
+    except urllib.error.HTTPError as error:
+        return None, f"it answered {error.code}"
+    except (OSError, ValueError) as error:
+        return None, str(getattr(error, "reason", error))
+
+
+def _agent(url: str) -> Iterator[Check]:
+    body, why = _get(f"{url.rstrip('/')}/healthz")
+    if body is None:
+        yield Check(
+            name="agent",
+            ok=False,
+            detail=f"no agent answers at {url}: {why}",
+            fix="start `kvscope agent`, or say where its admin port is with --agent URL",
+        )
+        return
+    try:
+        parts: dict[str, Any] = json.loads(body)["parts"]
+    except (ValueError, KeyError, TypeError):
+        yield Check(
+            name="agent", ok=False, detail=f"what answers at {url} is not kvscope", fix="check --agent URL"
+        )
+        return
+    yield Check(name="agent", ok=True, detail=f"runs at {url}")
+    for name, part in parts.items():
+        yield Check(
+            name=f"agent: {name}", ok=bool(part["ok"]), detail=part["detail"], fix="see the agent's log"
+        )
+
+
+def _engine(url: str) -> Iterator[Check]:
+    body, why = _get(f"{url}/health")
+    if body is None:
+        yield Check(
+            name="vllm",
+            ok=False,
+            detail=f"{url} does not answer: {why}",
+            fix="start it, or name it with --vllm URL",
+        )
+        return
+    version, _ = _get(f"{url}/version")
+    try:
+        shown = json.loads(version or "{}").get("version", "unknown")
+    except (ValueError, AttributeError):
+        shown = "unknown"
+    yield Check(name="vllm", ok=True, detail=f"{url} answers, version {shown}")
+
+
+def _cache(store: Store) -> Iterator[Check]:
+    samples = store.reader.latest_samples("vllm:cache_config_info")
+    if not samples:
+        yield Check(
+            name="prefix caching",
+            ok=False,
+            detail="no /metrics page with vLLM's cache settings has been scraped",
+            fix="see to it that the agent reaches UPSTREAM/metrics",
+        )
+    for config in cache_configs(samples):
+        on = config.prefix_caching
+        size = f"{config.num_blocks} blocks of {config.block_size} tokens"
+        yield Check(
+            name="prefix caching",
+            ok=on is not False,
+            detail=f"{config.engine}: {'on' if on else 'off' if on is False else 'not told'}, {size}",
+            fix="" if on is not False else "start vLLM with --enable-prefix-caching",
+        )
+
+
+def _sources(records: list[RequestRecord]) -> Iterator[Check]:
+    done = [record for record in records if record.status in (None, Status.OK)]
+    if not done:
+        yield Check(
+            name="requests",
+            ok=False,
+            detail="no finished requests in the store",
+            fix="send traffic through the gateway, or point vLLM's --otlp-traces-endpoint at the agent",
+        )
+        return
+    cached = sum(record.cached_tokens is not None for record in done)
+    yield Check(
+        name="cached tokens",
+        ok=cached == len(done),
+        detail=f"known for {cached} of the last {len(done)} finished requests",
+        fix="start vLLM with --enable-prompt-tokens-details, or install kvscope in vLLM's environment",
+    )
+    spans = sum(record.queue_seconds is not None for record in done)
+    yield Check(
+        name="engine timings",
+        ok=spans == len(done),
+        detail=f"known for {spans} of the last {len(done)} finished requests",
+        fix="start vLLM with --otlp-traces-endpoint http://AGENT:4317; the newest arrive some seconds late",
+    )
+
+
+def _sums(store: Store, patience_seconds: float, *, alive: bool) -> Iterator[Check]:
+    """Compare the engine's counter with the records, at a scrape that found the engine idle."""
+    if not store.reader.counters():
+        yield Check(
+            name="sums agree",
+            ok=False,
+            detail="the engine's counters have not been scraped",
+            fix="see to it that the agent reaches UPSTREAM/metrics",
+        )
+        return
+    started = system_clock()
+    deadline = time.monotonic() + (patience_seconds if alive else 0.0)
+    while True:
+        results = [
+            _compare(store, counters, newer_than=started if alive else None)
+            for counters in store.reader.counters()
+        ]
+        if all(check.ok for check in results) or time.monotonic() >= deadline:
+            break
+        time.sleep(0.5)
+    yield from results
+
+
+def _compare(store: Store, counters: EngineCounters, *, newer_than: float | None) -> Check:
+    name = "sums agree"
+    where = counters.engine + (f" rank {counters.replica}" if counters.replica not in ("", "0") else "")
+    if newer_than is not None and counters.last_at < newer_than:
+        return Check(name=name, ok=False, detail=f"{where}: no new scrape came", fix="see the agent's log")
+    busy = sum(
+        sample.value
+        for metric in ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        for sample in store.reader.latest_samples(metric)
+        if sample.engine == counters.engine
+    )
+    if busy:
+        return Check(
+            name=name,
+            ok=False,
+            detail=f"{where}: {busy:.0f} requests are under way, so sums cannot be compared",
+            fix="run it again when the engine is idle",
+        )
+    cached, unknown = store.reader.cached_tokens_between(counters.engine, counters.first_at, counters.last_at)
+    counted = int(counters.hits + counters.external_hits)
+    detail = (
+        f"{where}: the engine counted {counted:,} cached tokens, the records hold {cached:,},"
+        f" as of {iso(counters.last_at)}"
+    )
+    if unknown:
+        detail += f"; {unknown} requests do not tell"
+    return Check(
+        name=name,
+        ok=counted == cached,
+        detail=detail,
+        fix="requests that bypass the gateway, aborted ones, or a version before 0.27 make a difference"
+        if counted != cached
+        else "",
+    )

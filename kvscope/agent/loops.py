@@ -1,0 +1,116 @@
+"""The agent's own recurring work: experiments every second, advice now and then."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from prometheus_client import Counter
+
+from kvscope.agent.advising import AdviceTask, advice_pool, run_task
+from kvscope.agent.caches import CacheConfigs
+from kvscope.analysis.latency import fit_latency
+from kvscope.analysis.live import Analyser
+from kvscope.clock import Clock
+from kvscope.config.settings import AdvisorSettings
+from kvscope.store.database import Store
+
+_LOG = logging.getLogger(__name__)
+_RECORDS_FOR_FIT = 5_000
+
+
+class Loop:
+    """Calls ``work`` every ``seconds`` until stopped; a failure is logged, counted and tried again."""
+
+    def __init__(
+        self, name: str, work: Callable[[], Awaitable[None]], seconds: float, failures: Counter
+    ) -> None:
+        self.name = name
+        self._work = work
+        self._seconds = seconds
+        self._failures = failures
+        self._task: asyncio.Task[None] | None = None
+        self._last_error: str | None = None
+
+    def start(self) -> None:
+        """Begin; the first call comes after one interval."""
+        self._task = asyncio.create_task(self._run(), name=self.name)
+
+    async def stop(self) -> None:
+        """End after the call that is running."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether the last call went well."""
+        return self._last_error is None, self._last_error or "runs"
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                await self._work()
+                self._last_error = None
+            except Exception as error:  # noqa: BLE001 - the supervisor: one part's fault stops no other
+                self._failures.labels(self.name).inc()
+                if self._last_error != str(error):
+                    _LOG.warning("%s: %s: %s", self.name, type(error).__name__, error)
+                self._last_error = str(error) or type(error).__name__
+
+
+class Advisor:
+    """Refits the latency models and looks for suggestions over the analyser's window."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        analyser: Analyser,
+        caches: CacheConfigs,
+        tokenizer: Path | str,
+        settings: AdvisorSettings,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._analyser = analyser
+        self._caches = caches
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._clock = clock
+        self._pool: ProcessPoolExecutor | None = None
+        self._seen = 0
+
+    async def look(self) -> None:
+        """Fit, advise, and save both; does nothing while there is nothing new."""
+        window = self._analyser.window()
+        newest = int(window[-1].arrived_at * 1e6) if window else 0
+        cache = self._caches.only()
+        if len(window) < self._settings.min_requests or newest == self._seen or cache is None:
+            return
+        self._seen = newest
+        now = self._clock()
+        records = await asyncio.to_thread(self._store.reader.requests, last=_RECORDS_FOR_FIT)
+        fit = await asyncio.to_thread(fit_latency, records, now=now)
+        await asyncio.to_thread(self._store.advice.save_models, list(fit.models))
+        if cache.block_size is None:
+            return
+        task = AdviceTask(
+            prompts=window,
+            models=fit.models,
+            tokenizer=self._tokenizer,
+            block_size=cache.block_size,
+            num_blocks=cache.usable_blocks,
+            now=now,
+            min_gain=self._settings.min_gain,
+        )
+        if self._pool is None:
+            self._pool = advice_pool()
+        advice = await asyncio.get_running_loop().run_in_executor(self._pool, run_task, task)
+        await asyncio.to_thread(self._store.advice.save_suggestions, list(advice.suggestions))
+
+    def close(self) -> None:
+        """End the advisor's process."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,122 @@
+"""What the commands share: options, opening the store, JSON and tables."""
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from kvscope.clock import iso, system_clock
+from kvscope.config.load import default_db
+from kvscope.errors import UsageError
+from kvscope.store.database import Store, open_store
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+Command = Callable[..., Any]
+
+
+def db_option(command: Command) -> Command:
+    """Add ``--db URL``."""
+    text = "Store; default: KVSCOPE_DB, else kvscope.db in the data directory."
+    return click.option("--db", metavar="URL", default=None, help=text)(command)
+
+
+def json_option(command: Command) -> Command:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(command)
+
+
+def since_option(command: Command) -> Command:
+    """Add ``--since 24h``."""
+    text = "Only what is younger: 90s, 30m, 24h, 7d, 2w."
+    return click.option("--since", metavar="AGE", default=None, help=text)(command)
+
+
+def since_at(age: str | None) -> float | None:
+    """Return the Unix time that ``age`` ago was; raises ``UsageError`` on other forms."""
+    if age is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", age)
+    if match is None:
+        raise UsageError(f"--since {age!r}: write a number and a unit, such as 90s, 30m, 24h, 7d or 2w")
+    return system_clock() - float(match[1]) * _UNITS[match[2]]
+
+
+@contextmanager
+def opened(db: str | None, *, upgrade: bool = False) -> Iterator[Store]:
+    """Open the store for one command and close it after."""
+    store = open_store(db or default_db(), upgrade=upgrade)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def as_json_value(value: Any) -> Any:
+    """Return ``value`` as JSON-able data: dataclasses as objects, ``*_at`` fields as ISO 8601 text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value))
+        return as_json_value({name: getattr(value, name) for name in names})
+    if isinstance(value, dict):
+        return {
+            str(key): iso(item)
+            if str(key).endswith("_at") and isinstance(item, float)
+            else as_json_value(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, Iterable):
+        return [as_json_value(item) for item in value]
+    return str(value)
+
+
+def emit_json(value: Any) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps(as_json_value(value), indent=2, ensure_ascii=False))
+
+
+def emit_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
+    """Print a table, or the line ``empty`` where there is nothing to show."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(show(cell) for cell in row))
+    if not table.row_count:
+        click.echo(empty)
+        return
+    # a pipe has no width of its own: wide enough that nothing is cut
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def show(value: Any) -> str:
+    """Return a cell's text; what is not known is a dash, never a zero."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return str(value)
+
+
+def percent(value: float | None) -> str:
+    """Return a rate for people."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Return seconds as milliseconds for people."""
+    return "–" if value is None else f"{value * 1000:,.1f} ms"

@@ -1,0 +1,255 @@
+"""``kvscope experiment``: the closed loop from the command line.
+
+Reading and writing go through the store. ``start``, ``stop``, ``promote`` and ``ramp`` write an intent and
+wait for the agent's controller to act on it.
+"""
+
+import time
+from typing import Any
+
+import click
+
+from kvscope.cli.common import db_option, emit_json, emit_table, json_option, opened
+from kvscope.clock import iso, system_clock
+from kvscope.errors import UnreachableError, UsageError
+from kvscope.experiments.design import from_suggestion
+from kvscope.model.advice import Experiment, Intent, IntentAction, Look, Unit
+from kvscope.store.database import Store
+
+_ACTOR = "command line"
+_POLL_SECONDS = 0.2
+
+
+@click.group()
+def experiment() -> None:
+    """Create, start, stop and promote experiments."""
+
+
+@experiment.command()
+@click.argument("name")
+@click.option(
+    "--suggestion",
+    "suggestion_id",
+    metavar="ID",
+    help="Which suggestion is put to the test; default: the best.",
+)
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.5,
+    show_default=True,
+    help="Share of traffic that gets the change.",
+)
+@click.option(
+    "--unit", type=click.Choice([unit.value for unit in Unit]), default=Unit.SESSION.value, show_default=True
+)
+@click.option("--metric", default="uncached_tokens", show_default=True, help="What the verdict is about.")
+@click.option(
+    "--min-units",
+    type=click.IntRange(min=2),
+    default=20,
+    show_default=True,
+    help="Units in each arm before a verdict.",
+)
+@click.option("--max-seconds", type=click.FloatRange(min=1), default=86_400.0, show_default=True)
+@click.option("--approve", is_flag=True, help="A person's yes to a change that is not `safe`.")
+@db_option
+@json_option
+def create(
+    name: str,
+    suggestion_id: str | None,
+    share: float,
+    unit: str,
+    metric: str,
+    min_units: int,
+    max_seconds: float,
+    approve: bool,
+    db: str | None,
+    as_json: bool,
+) -> None:
+    """Plan an experiment NAME from a suggestion."""
+    with opened(db) as store:
+        suggestion = _suggestion(store, suggestion_id)
+        planned = from_suggestion(
+            suggestion,
+            name=name,
+            approved=approve,
+            share=share,
+            unit=Unit(unit),
+            metric=metric,
+            min_units=min_units,
+            max_seconds=max_seconds,
+            now=system_clock(),
+        )
+        store.experiments.create(planned)
+    if as_json:
+        emit_json(planned)
+    else:
+        click.echo(f"created {name} on route {planned.route}: run `kvscope experiment start {name}`")
+
+
+def _suggestion(store: Store, wanted: str | None) -> Any:
+    if wanted is not None:
+        return store.advice.suggestion(wanted)
+    known = store.advice.suggestions()
+    if not known:
+        raise UsageError("there is no suggestion yet; see `kvscope suggest`")
+    return known[0]
+
+
+def _intent_command(action: IntentAction, text: str) -> None:
+    """Add the command that asks for ``action``."""
+
+    @experiment.command(action.value, help=text)
+    @click.argument("name")
+    @click.option("--reason", default="", help="Why; kept in the history.")
+    @click.option(
+        "--wait",
+        type=click.FloatRange(min=0),
+        default=15.0,
+        show_default=True,
+        help="Seconds to wait for the agent.",
+    )
+    @db_option
+    @json_option
+    def command(name: str, reason: str, wait: float, db: str | None, as_json: bool) -> int:
+        return _ask(db, name, action, {"reason": reason} if reason else {}, wait=wait, as_json=as_json)
+
+    del command  # click has it
+
+
+_intent_command(IntentAction.START, "Start NAME on live traffic.")
+_intent_command(IntentAction.STOP, "Stop NAME: all traffic goes back to the baseline.")
+_intent_command(IntentAction.PROMOTE, "Put NAME's treatment in force for all of the route's traffic.")
+
+
+@experiment.command()
+@click.argument("name")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    required=True,
+    help="New share of the treatment.",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=15.0,
+    show_default=True,
+    help="Seconds to wait for the agent.",
+)
+@db_option
+@json_option
+def ramp(name: str, share: float, wait: float, db: str | None, as_json: bool) -> int:
+    """Change the share of traffic that NAME's treatment gets."""
+    return _ask(db, name, IntentAction.RAMP, {"share": share}, wait=wait, as_json=as_json)
+
+
+def _ask(
+    db: str | None, name: str, action: IntentAction, params: dict[str, Any], *, wait: float, as_json: bool
+) -> int:
+    with opened(db) as store:
+        found = store.experiments.get(name)
+        number = store.experiments.add_intent(
+            Intent(
+                id=None, experiment=found.id, action=action, actor=_ACTOR, at=system_clock(), params=params
+            )
+        )
+        deadline = time.monotonic() + wait
+        outcome = store.experiments.intent(number).outcome
+        while outcome is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            outcome = store.experiments.intent(number).outcome
+        now = store.experiments.get(found.id)
+    if outcome is None:
+        raise UnreachableError(
+            f"no agent has acted on it within {wait:g} s; it stays pending:"
+            " is `kvscope agent` running on this store?"
+        )
+    done = outcome.startswith("done")
+    if as_json:
+        emit_json({"experiment": now.name, "state": now.state, "outcome": outcome, "done": done})
+    else:
+        click.echo(f"{now.name}: {outcome}")
+    return 0 if done else 1
+
+
+@experiment.command()
+@click.argument("name")
+@db_option
+@json_option
+def status(name: str, db: str | None, as_json: bool) -> None:
+    """Show where NAME stands, what was seen so far, and its history."""
+    with opened(db) as store:
+        found = store.experiments.get(name)
+        looks = store.experiments.looks(found.id, last=1)
+        history = store.experiments.history(found.id)
+    look = looks[-1] if looks else None
+    if as_json:
+        emit_json(status_json(found, look) | {"history": history})
+        return
+    verdict = f", verdict {found.verdict.value}" if found.verdict else ""
+    click.echo(f"{found.name} on route {found.route}: {found.state.value}{verdict}")
+    if look:
+        for reason in look.reasons:
+            click.echo(f"  {reason}")
+    emit_table(
+        "History",
+        ("at", "state", "by", "why"),
+        ((iso(row.at), row.state.value, row.actor, row.reason) for row in history),
+        empty="nothing has happened yet",
+    )
+
+
+def status_json(found: Experiment, look: Look | None) -> dict[str, Any]:
+    """Return an experiment and its newest look as ``--json`` shows them."""
+    results = dict(look.results) if look else {}
+    return {
+        "id": found.id,
+        "name": found.name,
+        "route": found.route,
+        "state": found.state,
+        "verdict": found.verdict,
+        "unit": found.unit,
+        "metric": found.metric,
+        "arms": [
+            {"name": arm.name, "baseline": arm.baseline, "share": arm.share, "transforms": arm.transforms}
+            for arm in found.arms
+        ],
+        "metrics": results,
+        "guardrails": found.guardrails,
+        "reasons": look.reasons if look else [],
+        "predicted": dict(found.predicted),
+        "created_at": found.created_at,
+        "started_at": found.started_at,
+        "ended_at": found.ended_at,
+    }
+
+
+@experiment.command("list")
+@db_option
+@json_option
+def list_(db: str | None, as_json: bool) -> None:
+    """List all experiments."""
+    with opened(db) as store:
+        found = store.experiments.list()
+        looks = {item.id: store.experiments.looks(item.id, last=1) for item in found}
+    if as_json:
+        emit_json({"experiments": [status_json(item, next(iter(looks[item.id]), None)) for item in found]})
+        return
+    emit_table(
+        "Experiments",
+        ("name", "route", "state", "verdict", "treatment", "share"),
+        (
+            (
+                item.name,
+                item.route,
+                item.state.value,
+                item.verdict.value if item.verdict else None,
+                "+".join(spec.kind for spec in item.treatment.transforms),
+                item.treatment.share,
+            )
+            for item in found
+        ),
+        empty="no experiments yet: `kvscope experiment create NAME --suggestion ID`",
+    )

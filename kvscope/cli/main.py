@@ -1,0 +1,85 @@
+"""The entry point: finds the command, runs it, turns errors into one line and an exit code."""
+
+import importlib
+import logging
+import sys
+from typing import Any
+
+import click
+from typing_extensions import override
+
+from kvscope import __version__
+from kvscope.errors import KvscopeError
+
+# a command is imported when it is called: `kvscope --help` loads nothing heavy
+_COMMANDS = {
+    "agent": ("kvscope.cli.agent", "agent", "Run the sidecar."),
+    "dashboard": ("kvscope.cli.dashboard", "dashboard", "Open the Streamlit dashboard."),
+    "db": ("kvscope.cli.db", "db", "Upgrade or check the store."),
+    "demo": ("kvscope.cli.demo", "demo", "Run the whole loop on a tiny model."),
+    "doctor": ("kvscope.cli.doctor", "doctor", "Say what works, what is missing and whether sums agree."),
+    "experiment": ("kvscope.cli.experiment", "experiment", "Create, start, stop, promote experiments."),
+    "fit": ("kvscope.cli.fit", "fit", "Fit the latency models."),
+    "hits": ("kvscope.cli.hits", "hits", "Hit rates and miss causes."),
+    "predict": ("kvscope.cli.fit", "predict", "Predict a latency with the fitted models."),
+    "report": ("kvscope.cli.report", "report", "Write the tuning report."),
+    "requests": ("kvscope.cli.requests", "requests", "Show the newest request records."),
+    "suggest": ("kvscope.cli.suggest", "suggest", "Ranked suggestions, from the store or from log files."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that knows its commands by name and loads one when it is needed."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, _, short) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup)
+@click.version_option(__version__, prog_name="kvscope")
+@click.option("--verbose", "-v", is_flag=True, help="Log more.")
+def cli(verbose: bool) -> None:
+    """Trace, explain and improve prefix-cache reuse of vLLM servers."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    for chatty in ("alembic", "asyncio", "aiohttp.access", "uvicorn.error", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; exit codes: 0 done, 1 check fails, 2 wrong input, 3 unreachable."""
+    try:
+        code = cli.main(arguments, standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        # click's own text takes several lines; the first says it all but for the way out
+        where = f"{error.ctx.command_path}: " if isinstance(error, click.UsageError) and error.ctx else ""
+        hint = " (see --help)" if where else ""
+        click.echo(f"{where}{error.format_message()}{hint}", err=True)
+        sys.exit(2)
+    except KvscopeError as error:
+        click.echo(f"kvscope: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

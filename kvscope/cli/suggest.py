@@ -1,0 +1,99 @@
+"""``kvscope suggest``: ranked suggestions, from the store or from log files alone."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvscope.cli.common import db_option, emit_json, emit_table, json_option, milliseconds, opened, percent
+from kvscope.clock import system_clock
+from kvscope.errors import UsageError
+from kvscope.model.advice import Suggestion
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@db_option
+@json_option
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path), help="Folder of the model's tokenizer (for FILES)."
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Tokens a block (for FILES).",
+)
+@click.option("--blocks", type=click.IntRange(min=1), help="Blocks of the cache (for FILES); none: no limit.")
+@click.option("--route", help="Only this route.")
+@click.option("--dismiss", metavar="ID", help="Dismiss a suggestion of the store instead of listing.")
+def suggest(
+    files: tuple[Path, ...],
+    db: str | None,
+    as_json: bool,
+    tokenizer: Path | None,
+    block_size: int,
+    blocks: int | None,
+    route: str | None,
+    dismiss: str | None,
+) -> None:
+    """Show ranked suggestions: of the running agent (no FILES), or of request logs (FILES)."""
+    if files:
+        suggestions, none_because, skipped = _from_files(files, tokenizer, block_size, blocks)
+    else:
+        with opened(db) as store:
+            if dismiss is not None:
+                store.advice.dismiss(dismiss)
+                click.echo(f"dismissed {dismiss}")
+                return
+            suggestions = store.advice.suggestions(route=route)
+        skipped = []
+        none_because = (
+            None if suggestions else "the agent has found none yet: it needs traffic through the gateway"
+        )
+    suggestions = [item for item in suggestions if route in (None, item.route)]
+    if as_json:
+        emit_json({"suggestions": suggestions, "none_because": none_because, "skipped": skipped})
+        return
+    emit_table("Suggestions", _COLUMNS, map(_row, suggestions), empty=f"no suggestion: {none_because}")
+    for item in skipped:
+        click.echo(f"skipped line {item['line']}: {item['reason']}", err=True)
+
+
+_COLUMNS = ("id", "route", "kind", "risk", "hit rate now", "predicted", "TTFT change", "tokens saved a day")
+
+
+def _row(item: Suggestion) -> tuple[Any, ...]:
+    return (
+        item.id,
+        item.route,
+        item.kind,
+        item.risk.value,
+        percent(item.hit_rate_before),
+        percent(item.hit_rate_after),
+        milliseconds(item.ttft_change_seconds),
+        f"{item.tokens_saved_per_day:,.0f}",
+    )
+
+
+def _from_files(
+    files: tuple[Path, ...], tokenizer: Path | None, block_size: int, blocks: int | None
+) -> tuple[list[Suggestion], str | None, list[dict[str, Any]]]:
+    from kvscope.prompts.tokenizing import load_tokenizer
+    from kvscope.tuning.advisor import advise
+    from kvscope.tuning.logs import read_prompts
+
+    if tokenizer is None:
+        raise UsageError("log files need --tokenizer DIR, the folder of the model's tokenizer.json")
+    read = read_prompts(files)
+    advice = advise(
+        read.prompts,
+        tokenizer=load_tokenizer(tokenizer),
+        block_size=block_size,
+        num_blocks=blocks,
+        ttft=None,
+        now=system_clock(),
+    )
+    skipped = [{"line": line, "reason": reason} for line, reason in read.skipped]
+    return list(advice.suggestions), advice.none_because, skipped

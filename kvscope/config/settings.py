@@ -1,0 +1,66 @@
+"""The settings of the whole agent: each part's own class under one roof."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from kvscope.analysis.live import AnalyserSettings
+from kvscope.pipeline.writer import WriterSettings
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AdminSettings(_Part):
+    """Where health, readiness and kvscope's own metrics are served."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8801, ge=0, le=65535, description="Port; 0 turns it off.")
+
+
+class ControllerSettings(_Part):
+    """How often the experiment controller acts."""
+
+    interval_seconds: float = Field(1.0, gt=0, description="Seconds between two steps.")
+
+
+class AdvisorSettings(_Part):
+    """How often the agent looks for suggestions and refits its latency models."""
+
+    interval_seconds: float = Field(60.0, ge=0, description="Seconds between two looks; 0 turns it off.")
+    min_requests: int = Field(30, gt=0, description="Requests in the window before the first look.")
+    min_gain: float = Field(
+        0.02, ge=0, le=1, description="Smallest gain in a route's hit rate that is worth a suggestion."
+    )
+
+
+class AgentSettings(_Part):
+    """Everything that `kvscope agent` can be told, but for the collectors' own sections."""
+
+    db: str = Field(description="URL of the store: sqlite:///FILE or postgresql://USER@HOST/NAME.")
+    upstreams: tuple[str, ...] = Field(
+        ("http://127.0.0.1:8000",), min_length=1, description="Base URLs of the vLLM servers."
+    )
+    tokenizer: Path | None = Field(
+        None, description="Folder of the model's tokenizer; without it the server's /tokenize is asked."
+    )
+    admin: AdminSettings = Field(AdminSettings(), description="Health and own metrics.")
+    writer: WriterSettings = Field(WriterSettings(), description="Queue in front of the store.")
+    analyser: AnalyserSettings = Field(AnalyserSettings(), description="Live analysis of misses.")
+    advisor: AdvisorSettings = Field(AdvisorSettings(), description="Suggestions and latency models.")
+    controller: ControllerSettings = Field(ControllerSettings(), description="Experiments.")
+
+    @field_validator("upstreams", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("upstreams")
+    @classmethod
+    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
+        return tuple(url.rstrip("/") for url in value)
