@@ -1,0 +1,65 @@
+"""Changes of a request body that make one prompt layout from another.
+
+``apply_transforms`` is pure and idempotent. What a transform does not understand stays as it was, and
+``cache_salt``, images and other parts that are not text stay where they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvscope.errors import UsageError
+from kvscope.model.prompt import Risk, TransformSpec
+from kvscope.prompts.transforms.base import Transform
+from kvscope.prompts.transforms.tools import CANONICAL_JSON, SORT_TOOLS
+from kvscope.prompts.transforms.volatile import MOVE_VOLATILE
+from kvscope.prompts.transforms.whitespace import NORMALIZE_WHITESPACE
+
+__all__ = ["TRANSFORMS", "apply_transforms", "check_spec", "describe", "layout_name", "risk_of"]
+
+TRANSFORMS: Mapping[str, Transform] = {
+    transform.kind: transform
+    # The order of this table is the order of application: one set of transforms gives one prompt.
+    for transform in (MOVE_VOLATILE, SORT_TOOLS, CANONICAL_JSON, NORMALIZE_WHITESPACE)
+}
+
+
+def apply_transforms(specs: Sequence[TransformSpec], api: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return ``body`` with the transforms applied, or the same object where they change nothing.
+
+    The order of ``specs`` does not matter. Raises ``UsageError`` for an unknown kind or wrong parameters.
+    """
+    for spec in specs:
+        check_spec(spec)
+    for kind, transform in TRANSFORMS.items():
+        params = [spec.params for spec in specs if spec.kind == kind]
+        if params:
+            body = transform.apply(api, body, params)
+    return body
+
+
+def check_spec(spec: TransformSpec) -> None:
+    """Raise ``UsageError`` where the spec's kind is unknown or its parameters are wrong."""
+    _known(spec).check(spec.params)
+
+
+def risk_of(spec: TransformSpec) -> Risk:
+    """Return what the transform may do to answers; raises ``UsageError`` for an unknown kind."""
+    return _known(spec).risk
+
+
+def describe(spec: TransformSpec) -> str:
+    """Return one exact line on what the transform does, for reports."""
+    return _known(spec).describe(spec.params)
+
+
+def layout_name(specs: Sequence[TransformSpec]) -> str:
+    """Return the kinds joined by ``+`` in order of application, or ``as_sent`` for none."""
+    kinds = {spec.kind for spec in specs}
+    return "+".join(kind for kind in TRANSFORMS if kind in kinds) or "as_sent"
+
+
+def _known(spec: TransformSpec) -> Transform:
+    transform = TRANSFORMS.get(spec.kind)
+    if transform is None:
+        raise UsageError(f"unknown transform {spec.kind!r}; known are {', '.join(TRANSFORMS)}")
+    return transform
