@@ -1,1 +1,1 @@
-"""The loop on a machine of one's own: tiny model, engine, workload and the script that runs them."""
+"""Shows the whole loop on a tiny model: a real vLLM or the built-in engine, made-up traffic, a script."""

@@ -1,0 +1,93 @@
+"""A child process in a process group of its own: started with a log file, stopped as a whole group."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from kvscope.errors import UnreachableError
+
+_POLL_SECONDS = 0.1
+_LOG_LINES = 12
+
+
+class ChildProcess:
+    """One program and all that it starts; ``stop`` ends that group and nothing else."""
+
+    def __init__(
+        self, name: str, argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start ``argv`` with ``env`` added to our own environment; both its outputs go to ``log``."""
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        # env(1) adds to the environment, so that nothing here has to read ours
+        command = ["env", *(f"{key}={value}" for key, value in (env or {}).items()), *argv]
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command line, no shell
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is the id of the group as well."""
+        return self._process.pid
+
+    def running(self) -> bool:
+        """Return whether the program itself runs; a dead one stays unreaped, which keeps its id ours."""
+        if self._process.returncode is not None:
+            return False
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def tail(self, lines: int = _LOG_LINES) -> str:
+        """Return the last lines of the log, or nothing where there is none."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text("utf-8", errors="replace").splitlines()[-lines:])
+        return ""
+
+    def wait_until(
+        self,
+        ready: Callable[[], bool],
+        *,
+        deadline_seconds: float,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Return once ``ready()``; if it dies or is late, raises ``UnreachableError`` with the log's end."""
+        started = time.monotonic()
+        while not ready():
+            waited = time.monotonic() - started
+            if not self.running():
+                raise UnreachableError(
+                    f"{self.name} stopped while starting; its log {self.log} ends:\n{self.tail()}"
+                )
+            if waited > deadline_seconds:
+                raise UnreachableError(
+                    f"{self.name} was not ready after {deadline_seconds:.0f} s; "
+                    f"its log {self.log} ends:\n{self.tail()}"
+                )
+            if progress is not None:
+                progress(waited)
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self, *, grace_seconds: float = 10.0) -> None:
+        """End the whole group: SIGTERM, then SIGKILL after the grace time; safe twice."""
+        if self._process.returncode is not None:
+            return
+        # The leader is reaped last: until then no other group can get its id.
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while self.running() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
