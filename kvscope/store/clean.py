@@ -1,0 +1,104 @@
+"""Makes values fit for both databases, the same way on each, so that a row reads back as it was written.
+
+What no text column holds (NUL, lone surrogates) becomes U+FFFD; a number that is not finite says nothing.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+_INT32 = 2**31
+_TEXT_CHARS = 2_000
+KEY_CHARS = 256
+"""Longest text of an indexed column: PostgreSQL refuses index rows over 2,704 bytes, and two share one."""
+
+
+class UnfitError(ValueError):
+    """Raised when a value can be stored in neither database."""
+
+
+def text(value: object, limit: int = _TEXT_CHARS) -> str:
+    """Return ``value`` as storable text; one over ``limit`` keeps its start and a hash of the whole."""
+    if not isinstance(value, str):
+        raise UnfitError(f"not a text: {type(value).__name__}")
+    value = str(value)  # an enum's member becomes its plain value
+    if not value.isascii() or "\x00" in value:
+        value = value.replace("\x00", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if len(value) > limit:
+        digest = hashlib.blake2b(value.encode(), digest_size=16).hexdigest()
+        value = f"{value[: limit - 33]}~{digest}"
+    return value
+
+
+def key(value: object) -> str:
+    """Return ``value`` as text for an indexed column."""
+    return text(value, KEY_CHARS)
+
+
+def count(value: object) -> int:
+    """Return ``value`` as a whole number from 0 to 2^31 - 1, so that no sum of them overflows."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _INT32:
+        raise UnfitError("not a count")
+    return value
+
+
+def real(value: object) -> float | None:
+    """Return ``value`` as a float, or None where it is not finite."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise UnfitError(f"not a number: {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise UnfitError("a number out of range") from error
+    return number if math.isfinite(number) else None
+
+
+def finite(value: object) -> float:
+    """Return ``value`` as a float that is finite."""
+    number = real(value)
+    if number is None:
+        raise UnfitError("not a finite number")
+    return number
+
+
+def boolean(value: object) -> bool:
+    """Return ``value``, which must be a bool."""
+    if not isinstance(value, bool):
+        raise UnfitError(f"not true or false: {type(value).__name__}")
+    return value
+
+
+def counts(value: object) -> dict[str, int]:
+    """Return a mapping of names to whole numbers, in the order of the names."""
+    if not isinstance(value, Mapping):
+        raise UnfitError(f"not a mapping: {type(value).__name__}")
+    return {key(name): count(value[name]) for name in sorted(value)}
+
+
+def json_text(value: Any) -> str:
+    """Return ``value`` as JSON in canonical key order; numbers that are not finite become null."""
+    try:
+        encoded = msgspec.json.encode(value, order="sorted").decode()
+        if "\\u0000" not in encoded:
+            return encoded
+        return msgspec.json.encode(_json_value(value), order="sorted").decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_json_value(value), order="sorted").decode()
+    except (TypeError, RecursionError) as error:
+        raise UnfitError(f"not storable as JSON: {error}") from error
+
+
+def _json_value(value: Any) -> Any:
+    """Return ``value`` with every text in it made storable, none of them shortened."""
+    if isinstance(value, str):
+        return text(value, len(value) + 1)
+    if isinstance(value, Mapping):
+        return {_json_value(str(name)): _json_value(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_json_value(item) for item in value]
+    return value

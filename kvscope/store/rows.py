@@ -1,0 +1,145 @@
+"""Rows of the bulk tables: from the model's objects to what the database takes, and back."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import Boolean, Double, Integer
+from sqlalchemy.engine import RowMapping
+
+from kvscope.model.request import Miss, RequestPart, RequestRecord, Status
+from kvscope.model.telemetry import MetricSample, Span
+from kvscope.store import clean, schema
+
+Row = tuple[Any, ...]
+
+_KEYS = frozenset({"route", "experiment", "arm"})
+
+
+def _status(value: object) -> Status:
+    try:
+        return Status(str(value))
+    except ValueError as error:
+        raise clean.UnfitError(f"not a status: {value!r}") from error
+
+
+def _cleaner(name: str, kind: object) -> Callable[[object], Any]:
+    if name == "status":
+        return _status
+    if name == "causes":
+        return clean.counts
+    if name in _KEYS:
+        return clean.key
+    if isinstance(kind, Integer):
+        return clean.count
+    if isinstance(kind, Double):
+        return clean.real
+    return clean.boolean if isinstance(kind, Boolean) else clean.text
+
+
+_CLEANERS = {
+    column.name: _cleaner(column.name, column.type)
+    for column in schema.requests.columns
+    if column.name not in {"request_id", "sources"}
+}
+REQUEST_COLUMNS = tuple(column.name for column in schema.requests.columns)
+_PLAIN_COLUMNS = tuple(name for name in REQUEST_COLUMNS if name not in {"status", "causes", "sources"})
+
+
+def clean_part(part: RequestPart) -> tuple[RequestPart, bool]:
+    """Return ``part`` with storable values, and whether any had to be left out.
+
+    Raises ``UnfitError`` when its request id is not a text.
+    """
+    values: dict[str, Any] = {}
+    whole = True
+    for name, value in part.values.items():
+        if value is None:
+            continue
+        try:
+            values[name] = _CLEANERS[name](value)
+        except clean.UnfitError:
+            whole = False
+    return dataclasses.replace(part, request_id=clean.key(part.request_id), values=values), whole
+
+
+def request_row(record: RequestRecord) -> Row:
+    """Return the row of a record that was merged from clean parts."""
+    return tuple(_stored(record, name) for name in REQUEST_COLUMNS)
+
+
+def _stored(record: RequestRecord, name: str) -> Any:
+    value = getattr(record, name)
+    if name == "sources" or (name == "causes" and value is not None):
+        return clean.json_text(value)
+    return value.value if name == "status" and value is not None else value
+
+
+def request_record(row: RowMapping | Mapping[str, Any]) -> RequestRecord:
+    """Return the record that was stored as ``row``."""
+    status = row["status"]
+    return RequestRecord(
+        status=None if status is None else Status(status),
+        causes=row["causes"],
+        sources=row["sources"],
+        **{name: row[name] for name in _PLAIN_COLUMNS},
+    )
+
+
+def span_row(span: Span) -> Row:
+    """Return the row of ``span``; raises ``UnfitError`` when it cannot be stored."""
+    return (
+        clean.key(span.trace_id),
+        clean.key(span.span_id),
+        None if span.parent_span_id is None else clean.text(span.parent_span_id),
+        clean.text(span.name),
+        None if span.service is None else clean.text(span.service),
+        clean.finite(span.start_at),
+        clean.finite(span.end_at),
+        clean.json_text(span.attributes),
+        clean.json_text(span.resource),
+    )
+
+
+def sample_rows(sample: MetricSample) -> tuple[Row, Row]:
+    """Return the rows of the sample's series and of the sample; raises ``UnfitError``."""
+    series = (
+        clean.text(sample.engine),
+        clean.text(sample.replica),
+        clean.key(sample.name),
+        clean.json_text(sample.labels),
+    )
+    number = series_id(*series)
+    return (number, *series), (number, clean.finite(sample.at), clean.finite(sample.value))
+
+
+def series_id(engine: str, replica: str, name: str, labels: str) -> int:
+    """Return the number of a metric series: 64 bits of a hash, the same in every process."""
+    digest = hashlib.blake2b(f"{engine}\x00{replica}\x00{name}\x00{labels}".encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def miss_row(miss: Miss) -> Row:
+    """Return the row of ``miss`` but for its ordinal; raises ``UnfitError``."""
+    return (
+        clean.key(miss.request_id),
+        clean.text(miss.cause),
+        clean.count(miss.tokens),
+        None if miss.role is None else clean.text(miss.role),
+        *(
+            None if place is None else clean.count(place)
+            for place in (miss.message_index, miss.char_start, miss.char_end)
+        ),
+        None if miss.value_kind is None else clean.text(miss.value_kind),
+    )
+
+
+def miss_place(row: Row) -> Row:
+    """Return what makes a miss one of a kind within its request: all but the tokens."""
+    return row[:2] + row[3:]
+
+
+def numbered_miss_row(row: Row, ordinal: int) -> Row:
+    """Return the whole row of the ``ordinal``-th miss of its request."""
+    return (row[0], ordinal, *row[1:])

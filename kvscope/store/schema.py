@@ -1,0 +1,227 @@
+"""The tables, as the newest migration leaves them; a test holds the two against each other.
+
+Times are Unix seconds in double precision. Nothing here names a dialect: what differs is a variant of a type.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Json = JSON().with_variant(JSONB(), "postgresql")
+Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows itself for INTEGER only
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("trace_id", Text),
+    Column("span_id", Text),
+    Column("session", Text),
+    Column("tenant", Text),
+    Column("route", Text),
+    Column("model", Text),
+    Column("engine", Text),
+    Column("replica", Text),
+    Column("arrived_at", Double),
+    Column("status", Text),
+    Column("finish_reason", Text),
+    Column("prompt_tokens", Integer),
+    Column("output_tokens", Integer),
+    Column("cached_tokens", Integer),
+    Column("ttft_seconds", Double),
+    Column("ttft_client_seconds", Double),
+    Column("tpot_seconds", Double),
+    Column("itl_p50_seconds", Double),
+    Column("itl_p95_seconds", Double),
+    Column("itl_max_seconds", Double),
+    Column("queue_seconds", Double),
+    Column("prefill_seconds", Double),
+    Column("decode_seconds", Double),
+    Column("e2e_seconds", Double),
+    Column("preemptions", Integer),
+    Column("requests_in_flight", Integer),
+    Column("prompt_chars", Integer),
+    Column("prompt_entropy", Double),
+    Column("prompt_layout", Text),
+    Column("experiment", Text),
+    Column("arm", Text),
+    Column("warmup", Boolean),
+    Column("gateway_overhead_seconds", Double),
+    Column("causes", Json),
+    Column("sources", Json, nullable=False),
+    Index(None, "arrived_at"),
+    Index(None, "route", "arrived_at"),
+    Index(None, "experiment", "arm"),
+)
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("trace_id", Text, primary_key=True),
+    Column("span_id", Text, primary_key=True),
+    Column("parent_span_id", Text),
+    Column("name", Text, nullable=False),
+    Column("service", Text),
+    Column("start_at", Double, nullable=False),
+    Column("end_at", Double, nullable=False),
+    Column("attributes", Json, nullable=False),
+    Column("resource", Json, nullable=False),
+)
+
+# `id` is a hash of the other columns, so that a writer needs no look-up before it inserts samples.
+metric_series = Table(
+    "metric_series",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("engine", Text, nullable=False),
+    Column("replica", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("labels", Json, nullable=False),
+    Index(None, "name"),
+)
+
+metric_samples = Table(
+    "metric_samples",
+    metadata,
+    Column("series_id", BigInteger, ForeignKey("metric_series.id"), primary_key=True, autoincrement=False),
+    Column("at", Double, primary_key=True),
+    Column("value", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# No foreign key: a request's misses may be known before its row is.
+misses = Table(
+    "misses",
+    metadata,
+    Column("request_id", Text, primary_key=True),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("cause", Text, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("role", Text),
+    Column("message_index", Integer),
+    Column("char_start", Integer),
+    Column("char_end", Integer),
+    Column("value_kind", Text),
+    sqlite_with_rowid=False,
+)
+
+suggestions = Table(
+    "suggestions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("route", Text, nullable=False),
+    Column("risk", Text, nullable=False),
+    Column("evidence", Json, nullable=False),
+    Column("hit_rate_before", Double, nullable=False),
+    Column("hit_rate_after", Double, nullable=False),
+    Column("ttft_change_seconds", Double),
+    Column("tokens_saved_per_day", Double, nullable=False),
+    Column("change", Json, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("dismissed_at", Double),
+)
+
+latency_models = Table(
+    "latency_models",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("target", Text, nullable=False),
+    Column("features", Json, nullable=False),
+    Column("coefficients", Json, nullable=False),
+    Column("r2", Double, nullable=False),
+    Column("mae_seconds", Double, nullable=False),
+    Column("coverage_90", Double),
+    Column("rows", BigInteger, nullable=False),
+    Column("ranges", Json, nullable=False),
+    Column("fitted_at", Double, nullable=False),
+)
+
+experiments = Table(
+    "experiments",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("route", Text, nullable=False),
+    Column("arms", Json, nullable=False),
+    Column("metric", Text, nullable=False),
+    Column("unit", Text, nullable=False),
+    Column("guardrails", Json, nullable=False),
+    Column("alpha", Double, nullable=False),
+    Column("warmup_requests", Integer, nullable=False),
+    Column("min_units", Integer, nullable=False),
+    Column("max_seconds", Double, nullable=False),
+    Column("slice_seconds", Double, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("verdict", Text),
+    Column("suggestion_id", Text),
+    Column("predicted", Json, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+)
+
+experiment_transitions = Table(
+    "experiment_transitions",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("experiment", Text, ForeignKey("experiments.id"), nullable=False, index=True),
+    Column("at", Double, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+experiment_intents = Table(
+    "experiment_intents",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("experiment", Text, ForeignKey("experiments.id"), nullable=False, index=True),
+    Column("action", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("params", Json, nullable=False),
+    Column("outcome", Text),
+)
+
+experiment_looks = Table(
+    "experiment_looks",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("experiment", Text, ForeignKey("experiments.id"), nullable=False, index=True),
+    Column("at", Double, nullable=False),
+    Column("verdict", Text, nullable=False),
+    Column("reasons", Json, nullable=False),
+    Column("results", Json, nullable=False),
+)
+
+route_policies = Table(
+    "route_policies",
+    metadata,
+    Column("route", Text, primary_key=True),
+    Column("transforms", Json, nullable=False),
+    Column("experiment", Text),
+    Column("actor", Text, nullable=False),
+    Column("since_at", Double, nullable=False),
+)

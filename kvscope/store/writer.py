@@ -1,0 +1,143 @@
+"""Writes batches in one transaction each call; what is written twice changes nothing."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete, func, select
+
+from kvscope.model.merge import merge
+from kvscope.model.request import Miss, RequestPart, RequestRecord
+from kvscope.model.telemetry import MetricSample, Span
+from kvscope.pipeline.contracts import Batch
+from kvscope.store import bulk, clean, rows, schema
+from kvscope.store.engines import Engines
+
+_WRITERS_LOCK = 0x6B76_7377  # "kvsw": two agents on one PostgreSQL must not merge the same request at once
+
+
+class SqlBatchStore:
+    """The store as the pipeline's writer sees it."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._statements = bulk.Statements(engines.writer.dialect)
+        self._known_series: frozenset[int] = frozenset()
+
+    def write(self, batches: Sequence[Batch]) -> int:
+        """Write and commit ``batches``; return how many items were refused, wholly or in part.
+
+        A row that the database will not take is left out and counted; the others are written. Raises
+        ``UnreachableError``, with nothing written, when the database itself is at fault.
+        """
+        work = _Work(self._statements, self._known_series)
+        for batch in batches:
+            work.add(batch)
+        with self._engines.writing() as connection:
+            work.run(connection)
+        # only now: a series of a transaction that was rolled back does not exist
+        self._known_series |= work.series.keys()
+        return work.refused
+
+
+class _Work:
+    """What one call of ``write`` has to do, as rows, and how many items were refused."""
+
+    def __init__(self, statements: bulk.Statements, known_series: frozenset[int]) -> None:
+        self._statements = statements
+        self._known_series = known_series
+        self._parts: dict[str, list[RequestPart]] = {}
+        self._spans: list[rows.Row] = []
+        self._samples: list[rows.Row] = []
+        self._misses: dict[str, list[rows.Row]] = {}
+        self.series: dict[int, rows.Row] = {}
+        self.refused = 0
+
+    def add(self, batch: Batch) -> None:
+        """Turn the items of ``batch`` into rows; counts those that no database could hold."""
+        for part in batch.parts:
+            self._add_part(part)
+        for span in batch.spans:
+            self._add_span(span)
+        for sample in batch.samples:
+            self._add_sample(sample)
+        if batch.misses:
+            self._add_misses(batch.misses)
+
+    def _add_part(self, part: RequestPart) -> None:
+        try:
+            cleaned, whole = rows.clean_part(part)
+        except clean.UnfitError:
+            self.refused += 1
+            return
+        self.refused += not whole
+        self._parts.setdefault(cleaned.request_id, []).append(cleaned)
+
+    def _add_span(self, span: Span) -> None:
+        try:
+            self._spans.append(rows.span_row(span))
+        except clean.UnfitError:
+            self.refused += 1
+
+    def _add_sample(self, sample: MetricSample) -> None:
+        try:
+            series, row = rows.sample_rows(sample)
+        except clean.UnfitError:
+            self.refused += 1
+            return
+        self._samples.append(row)
+        if series[0] not in self._known_series:
+            self.series[series[0]] = series
+
+    def _add_misses(self, misses: Sequence[Miss]) -> None:
+        """A batch holds all misses of a request that it names; the set offered last counts."""
+        sets: dict[str, dict[rows.Row, rows.Row]] = {}
+        for miss in misses:
+            try:
+                row = rows.miss_row(miss)
+            except clean.UnfitError:
+                self.refused += 1
+                continue
+            sets.setdefault(row[0], {})[rows.miss_place(row)] = row
+        self._misses.update((request_id, list(places.values())) for request_id, places in sets.items())
+
+    def run(self, connection: Connection) -> None:
+        """Write everything within the connection's transaction."""
+        if not self._statements.on_sqlite and (self._parts or self._misses):
+            connection.execute(select(func.pg_advisory_xact_lock(_WRITERS_LOCK)))
+        self.refused += len(bulk.run(connection, self._statements.spans, self._spans))
+        bulk.run(connection, self._statements.series, list(self.series.values()))
+        self.refused += len(bulk.run(connection, self._statements.samples, self._samples))
+        self._run_parts(connection)
+        self._run_misses(connection)
+
+    def _run_parts(self, connection: Connection) -> None:
+        if not self._parts:
+            return
+        known = self._known_records(connection)
+        changed = []
+        for request_id, parts in self._parts.items():
+            before = record = known.get(request_id)
+            for part in parts:
+                record = merge(record, part)
+            if record is not None and record is not before:
+                changed.append(rows.request_row(record))
+        for row in bulk.run(connection, self._statements.requests, changed):
+            self.refused += len(self._parts[row[0]])
+
+    def _known_records(self, connection: Connection) -> dict[str, RequestRecord]:
+        column = schema.requests.c.request_id
+        found = connection.execute(
+            select(schema.requests).where(self._statements.among(column, list(self._parts)))
+        )
+        return {row["request_id"]: rows.request_record(row) for row in found.mappings()}
+
+    def _run_misses(self, connection: Connection) -> None:
+        if not self._misses:
+            return
+        column = schema.misses.c.request_id
+        connection.execute(delete(schema.misses).where(self._statements.among(column, list(self._misses))))
+        numbered = [
+            rows.numbered_miss_row(row, ordinal)
+            for places in self._misses.values()
+            for ordinal, row in enumerate(places)
+        ]
+        self.refused += len(bulk.run(connection, self._statements.misses, numbered))
