@@ -1,0 +1,3 @@
+"""Fixtures that several kinds of test share."""
+
+pytest_plugins = ["tests.support.databases"]

