@@ -1,0 +1,72 @@
+"""An own chain of 64-bit block ids: equal ids mean equal prefixes, for analysis inside kvscope only.
+
+It is not the engine's hash: that one depends on version, settings and sometimes on the process. A block's id
+depends on all tokens before it, so an id is known only where the whole prefix was known.
+"""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope.errors import UsageError
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_STEP = 0x9E37_79B9_7F4A_7C15  # odd, 2**64 divided by the golden ratio
+# constants of the splitmix64 finaliser (Steele, Lea, Flood: "Fast splittable pseudorandom number
+# generators", 2014): each input bit changes each output bit with probability near one half
+_MIX_1 = 0xBF58_476D_1CE4_E5B9
+_MIX_2 = 0x94D0_49BB_1331_11EB
+
+
+def root_of(salt: str | None = None, lora: str | None = None) -> int:
+    """Return the root under which a request's chain begins: another one for each cache salt and LoRA."""
+    if salt is None and lora is None:
+        return 0
+    digest = hashlib.blake2b(digest_size=8)
+    for name in (salt, lora):
+        digest.update(b"\0" if name is None else b"\1" + name.encode("utf-8", "surrogatepass") + b"\0")
+    return int.from_bytes(digest.digest(), "little")
+
+
+def block_chain(tokens: Sequence[int] | NDArray[np.integer], block_size: int, root: int = 0) -> list[int]:
+    """Return the id of each full block of ``tokens``; the rest after the last full block has none.
+
+    An id may serve as ``root`` of what follows: ``block_chain(a + b) == block_chain(a) + block_chain(b,
+    root=block_chain(a)[-1])`` where ``a`` ends on a block's end. Raises ``UsageError`` for a block size
+    below 1.
+    """
+    if block_size < 1:
+        raise UsageError(f"a block holds at least one token, not {block_size}")
+    full = len(tokens) // block_size
+    if not full:
+        return []
+    blocks = np.asarray(tokens[: full * block_size]).astype(np.uint64).reshape(full, block_size)
+    mixed = _mix(blocks + np.uint64(1))
+    hashes: list[int] = (mixed * _weights(block_size)).sum(axis=1, dtype=np.uint64).tolist()
+    chain: list[int] = []
+    state = root
+    for block in hashes:
+        state = (state ^ block) * _MIX_1 & _MASK
+        state = (state ^ (state >> 29)) * _MIX_2 & _MASK
+        state ^= state >> 32
+        chain.append(state)
+    return chain
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(block_size: int) -> NDArray[np.uint64]:
+    """Return an odd number for each place in a block, so that order counts."""
+    weights = _mix(np.arange(1, block_size + 1, dtype=np.uint64)) | np.uint64(1)
+    weights.flags.writeable = False
+    return weights
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread the bits of each value; arithmetic wraps at 2**64."""
+    values = values * np.uint64(_STEP)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
+    return values ^ (values >> np.uint64(31))
