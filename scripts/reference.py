@@ -21,7 +21,7 @@ def settings_page() -> str:
         NOTE,
         "# Settings",
         "",
-        "Of `kvscope agent`. A flag wins over the environment, the environment over the file given by `--config`.",
+        "Of `kvscope agent`. A flag wins over the environment, the environment over the file (`--config`).",
         "In a file a dot is a level of YAML; in the environment `a.b` is `KVSCOPE_A__B`.",
         "",
         "| key | default | meaning |",
