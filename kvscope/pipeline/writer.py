@@ -7,6 +7,7 @@ the commit.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +20,11 @@ from kvscope.pipeline.contracts import Batch, BatchStore, Receipt
 
 _LOG = logging.getLogger(__name__)
 _ITEMS_PER_COMMIT = 5_000
+_FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 5.0
+_LAST_WRITE_SECONDS = 1.0  # for a try that began just before the drain time ended
+
+_Queued = tuple[Batch, Receipt]
 
 
 class WriterSettings(BaseModel):
@@ -39,9 +44,10 @@ class Writer:
     def __init__(self, store: BatchStore, settings: WriterSettings, registry: CollectorRegistry) -> None:
         self._store = store
         self._settings = settings
-        self._queue: deque[tuple[Batch, Receipt]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._items = 0
         self._stopping = False
+        self._give_up_at = 0.0  # monotonic seconds
         self._ready = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kvscope-writer", daemon=True)
         self._listeners: list[Callable[[Batch], None]] = []
@@ -70,6 +76,7 @@ class Writer:
     def offer(self, batch: Batch) -> Receipt:
         """Queue ``batch``; raises ``RetryableIngestError`` when full or stopping."""
         receipt: Receipt = Future()
+        receipt.set_running_or_notify_cancel()  # a sender that goes away cannot take back what is queued
         size = len(batch)
         if size == 0:
             receipt.set_result(0)
@@ -90,30 +97,35 @@ class Writer:
         """Refuse new batches, write what waits, and return how many items could not be written."""
         with self._ready:
             self._stopping = True
-            self._ready.notify()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=self._settings.drain_seconds)
+            self._give_up_at = time.monotonic() + self._settings.drain_seconds
+            self._ready.notify_all()
+        if self._thread.ident is None:
+            self._abandon([])
+        else:
+            self._thread.join(timeout=self._settings.drain_seconds + _LAST_WRITE_SECONDS)
         with self._ready:
             return self._items
 
     def _run(self) -> None:
         while taken := self._take():
-            self._write(taken)
+            if not self._write(taken):
+                self._abandon(taken)
+                return
 
-    def _take(self) -> list[tuple[Batch, Receipt]]:
+    def _take(self) -> list[_Queued]:
         with self._ready:
             self._ready.wait_for(lambda: self._queue or self._stopping)
-            taken: list[tuple[Batch, Receipt]] = []
+            taken: list[_Queued] = []
             items = 0
             while self._queue and items < _ITEMS_PER_COMMIT:
                 taken.append(self._queue.popleft())
                 items += len(taken[-1][0])
             return taken
 
-    def _write(self, taken: list[tuple[Batch, Receipt]]) -> None:
-        """Commit ``taken``, trying again until the store is back: what was queued is not lost."""
+    def _write(self, taken: list[_Queued]) -> bool:
+        """Commit ``taken``, trying again until the store is back; False when there is no more time for it."""
         batches = [batch for batch, _ in taken]
-        pause = 0.05
+        pause = _FIRST_PAUSE_SECONDS
         rejected: int | None = None
         while rejected is None:
             try:
@@ -122,16 +134,41 @@ class Writer:
             except Exception as error:  # noqa: BLE001 - whatever the driver raises, the data waits
                 self._failures.inc()
                 _LOG.warning("the store did not take %d batches: %s", len(batches), error)
-                with self._ready:
-                    if self._stopping and pause >= _LONGEST_PAUSE_SECONDS:
-                        return
-                    self._ready.wait(timeout=pause)
+                if not self._pause(pause):
+                    return False
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
-        if rejected:
-            self._rejected.inc(rejected)
+        self._rejected.inc(rejected)
         with self._ready:
             self._items -= sum(len(batch) for batch in batches)
-        for batch, receipt in taken:
+        for _, receipt in taken:
             receipt.set_result(rejected)
-            for listener in self._listeners:
+        for batch in batches:
+            self._tell(batch)
+        return True
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next try, less long when stopping begins; False when there shall be none."""
+        with self._ready:
+            if not self._stopping:
+                self._ready.wait_for(lambda: self._stopping, timeout=seconds)
+                return True
+            left = self._give_up_at - time.monotonic()
+            if left <= 0:
+                return False
+            self._ready.wait(timeout=min(seconds, left))
+            return True
+
+    def _abandon(self, taken: list[_Queued]) -> None:
+        """Tell the senders of what was not written that they may send it again."""
+        with self._ready:
+            abandoned = [*taken, *self._queue]
+            self._queue.clear()
+        for _, receipt in abandoned:
+            receipt.set_exception(RetryableIngestError("the agent stopped before the store took the data"))
+
+    def _tell(self, batch: Batch) -> None:
+        for listener in self._listeners:
+            try:
                 listener(batch)
+            except Exception:  # noqa: BLE001 - a listener's fault must not end the thread that writes
+                _LOG.exception("a listener failed on a committed batch")
