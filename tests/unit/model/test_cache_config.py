@@ -1,5 +1,7 @@
 """The cache's setup from the labels that vLLM 0.32 publishes."""
 
+from typing import Any
+
 from kvscope.model.cache_config import cache_config, cache_configs
 from kvscope.model.telemetry import MetricSample
 
@@ -10,7 +12,7 @@ def _sample(*, at: float = 1.0, engine: str = "http://a", replica: str = "0", **
     )
 
 
-RECORDED = {
+RECORDED: dict[str, Any] = {
     "block_size": "32",
     "num_gpu_blocks": "300",
     "enable_prefix_caching": "True",
