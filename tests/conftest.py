@@ -1,3 +1,46 @@
-"""Fixtures that several kinds of test share."""
+"""Fixtures that several rooms of the tests share: the demo's model, both engines."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope.demo.engines import Engine, EngineOptions, free_port, start_builtin
+from kvscope.demo.model import build_model
+from kvscope.demo.vllm import start_vllm, vllm_installed
 
 pytest_plugins = ["tests.support.databases"]
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo's tokenizer and chat template, for `load_tokenizer`."""
+    return build_model(tmp_path_factory.mktemp("tokenizer") / "model", weights=False)
+
+
+@pytest.fixture
+def builtin_engine(tiny_tokenizer: Path, tmp_path: Path) -> Iterator[Engine]:
+    """A built-in engine with an empty cache; an agent may listen at its `options.otlp_endpoint`."""
+    options = EngineOptions(
+        model=tiny_tokenizer, otlp_endpoint=f"http://127.0.0.1:{free_port()}", time_scale=0.2
+    )
+    engine = start_builtin(options, tmp_path / "builtin-engine.log")
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The one real vLLM of a test session; its cache is warm with what other tests sent.
+
+    An agent may listen at its `options.otlp_endpoint`, one test's agent at a time.
+    """
+    if not vllm_installed():
+        pytest.skip("vLLM is not installed here")
+    folder = tmp_path_factory.mktemp("vllm")
+    options = EngineOptions(
+        model=build_model(folder / "model", weights=True), otlp_endpoint=f"http://127.0.0.1:{free_port()}"
+    )
+    engine = start_vllm(options, folder / "vllm.log")
+    yield engine
+    engine.stop()
