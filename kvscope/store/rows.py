@@ -43,6 +43,7 @@ _CLEANERS = {
     for column in schema.requests.columns
     if column.name not in {"request_id", "sources"}
 }
+FIELDS = tuple(_CLEANERS)
 REQUEST_COLUMNS = tuple(column.name for column in schema.requests.columns)
 _PLAIN_COLUMNS = tuple(name for name in REQUEST_COLUMNS if name not in {"status", "causes", "sources"})
 

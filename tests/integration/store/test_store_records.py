@@ -49,6 +49,10 @@ FULL: dict[str, Any] = {
 }
 
 
+def near(value: float | None) -> Any:
+    return None if value is None else pytest.approx(value)
+
+
 def part(request_id: str, source: Source = Source.GATEWAY, **values: Any) -> RequestPart:
     return RequestPart(request_id=request_id, source=source, values=values)
 
@@ -140,14 +144,16 @@ def traffic(store: Store) -> Store:
     return store
 
 
-def row(key: str, requests: int, known: int, prompt: int, cached: int, ttft: Any, **causes: int) -> HitRow:
+def row(
+    key: str, requests: int, known: int, prompt: int, cached: int, ttft: float | None, **causes: int
+) -> HitRow:
     return HitRow(
         key=key,
         requests=requests,
         known_requests=known,
         prompt_tokens=prompt,
         cached_tokens=cached,
-        ttft_seconds_mean=None if ttft is None else pytest.approx(ttft),
+        ttft_seconds_mean=near(ttft),
         causes=causes,
     )
 
@@ -198,7 +204,9 @@ def test_an_empty_store_answers_nothing(store: Store) -> None:
 
 
 def test_timeline_buckets_by_route(traffic: Store) -> None:
-    def bucket(at: float, route: str, requests: int, prompt: int, cached: int, ttft: Any) -> TimelineRow:
+    def bucket(
+        at: float, route: str, requests: int, prompt: int, cached: int, ttft: float | None
+    ) -> TimelineRow:
         tpot = 0.01 if at == 10.0 else None
         return TimelineRow(
             at=at,
@@ -206,7 +214,7 @@ def test_timeline_buckets_by_route(traffic: Store) -> None:
             requests=requests,
             prompt_tokens=prompt,
             cached_tokens=cached,
-            ttft_seconds_mean=None if ttft is None else pytest.approx(ttft),
+            ttft_seconds_mean=near(ttft),
             tpot_seconds_mean=tpot,
         )
 

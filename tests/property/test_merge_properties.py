@@ -1,0 +1,114 @@
+"""The parts of a request join into the same record in every order, repeated or not."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvscope.model.merge import merge
+from kvscope.model.request import MissCause, RequestPart, RequestRecord, Source, Status
+from kvscope.pipeline.contracts import Batch
+from kvscope.store import rows
+from kvscope.store.database import Store
+
+_INTEGERS = frozenset(
+    {
+        "prompt_tokens",
+        "output_tokens",
+        "cached_tokens",
+        "preemptions",
+        "requests_in_flight",
+        "prompt_chars",
+    }
+)
+_TEXTS = frozenset(
+    {
+        "trace_id",
+        "span_id",
+        "session",
+        "tenant",
+        "route",
+        "model",
+        "engine",
+        "replica",
+        "finish_reason",
+        "prompt_layout",
+        "experiment",
+        "arm",
+    }
+)
+
+
+def _values_of(field: str) -> st.SearchStrategy[Any]:
+    if field in _INTEGERS:
+        return st.integers(0, 4)
+    if field in _TEXTS:
+        return st.text(max_size=3)
+    if field == "status":
+        return st.sampled_from(Status)
+    if field == "causes":
+        return st.dictionaries(st.sampled_from(list(MissCause)).map(str), st.integers(0, 9), max_size=3)
+    if field == "warmup":
+        return st.booleans()
+    return st.sampled_from([0.0, 0.5, 1.0, float("nan"), float("inf")])
+
+
+PARTS = st.builds(
+    RequestPart,
+    request_id=st.just("r"),
+    source=st.sampled_from(Source),
+    values=st.fixed_dictionaries(
+        {}, optional={field: st.none() | _values_of(field) for field in rows.FIELDS}
+    ),
+)
+
+
+def joined(parts: list[RequestPart]) -> RequestRecord:
+    record = RequestRecord(request_id="r")
+    for part in parts:
+        record = merge(record, part)
+    return record
+
+
+@given(parts=st.lists(PARTS, max_size=6), data=st.data())
+def test_order_and_repetition_change_nothing(parts: list[RequestPart], data: st.DataObject) -> None:
+    again = parts + [part for part in parts if data.draw(st.booleans())]
+    assert joined(data.draw(st.permutations(again))) == joined(parts)
+
+
+@given(parts=st.lists(PARTS, max_size=6))
+def test_a_repeated_part_gives_back_the_same_object(parts: list[RequestPart]) -> None:
+    record = joined(parts)
+    assert all(merge(record, part) is record for part in parts)
+
+
+@given(parts=st.lists(PARTS, max_size=4))
+def test_each_value_has_a_source_and_none_other_does(parts: list[RequestPart]) -> None:
+    record = joined(parts)
+    known = {field for field in rows.FIELDS if getattr(record, field) is not None}
+    assert record.sources.keys() == known
+
+
+@given(parts=st.lists(PARTS, min_size=1, max_size=6), data=st.data())
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # each example has an id of its own
+)
+def test_the_store_joins_as_memory_does(
+    sqlite_store: Store, parts: list[RequestPart], data: st.DataObject
+) -> None:
+    number = sqlite_store.reader.span_count() + len(sqlite_store.reader.requests())
+    request_id = f"r{number}"
+    named = [RequestPart(request_id=request_id, source=part.source, values=part.values) for part in parts]
+    arrivals = data.draw(st.permutations(named + [part for part in named if data.draw(st.booleans())]))
+    expected = RequestRecord(request_id=request_id)
+    for part in named:
+        expected = merge(expected, rows.clean_part(part)[0])
+    while arrivals:
+        taken = data.draw(st.integers(1, len(arrivals)))
+        split = data.draw(st.integers(0, taken))
+        write, arrivals = arrivals[:taken], arrivals[taken:]
+        assert sqlite_store.batches.write([Batch(parts=write[:split]), Batch(parts=write[split:])]) == 0
+    (stored,) = [one for one in sqlite_store.reader.requests() if one.request_id == request_id]
+    assert stored == expected
