@@ -1,5 +1,6 @@
 """Recorded telemetry, and the fakes around a collector that is under test."""
 
+import asyncio
 import base64
 import gzip
 import json
@@ -40,6 +41,13 @@ def event_frames(version: str) -> Iterator[list[bytes]]:
     with gzip.open(DATA / f"vllm-{version}" / "kv_events.jsonl.gz", "rt") as lines:
         for line in lines:
             yield [base64.b64decode(frame) for frame in json.loads(line)["frames"]]
+
+
+async def eventually(holds: Callable[[], bool], *, within_seconds: float = 10.0) -> None:
+    """Return once ``holds`` is true; raises ``TimeoutError`` when it does not become so."""
+    async with asyncio.timeout(within_seconds):
+        while not holds():  # noqa: ASYNC110 - what is waited for is not ours to signal
+            await asyncio.sleep(0.01)
 
 
 class AnsweringSink:
