@@ -1,0 +1,125 @@
+"""Finds the changes of a route that are worth an exact judgement.
+
+The search goes by stand-in tokens: it starts from everything that varies and leaves out, one by one, what can
+stay without loss, so that a change moves as little as it must.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from kvscope.model.prompt import Risk, TransformSpec
+from kvscope.prompts.transforms import risk_of
+from kvscope.tuning.judge import Judge, Outcome
+from kvscope.tuning.structure import LEADING_ROLES, Place, RouteStructure, VaryingLine
+from kvscope.tuning.window import RouteWindow
+
+MOVE_VOLATILE = "move_volatile"
+SORT_TOOLS = "sort_tools"
+CANONICAL_JSON = "canonical_json"
+NORMALIZE_WHITESPACE = "normalize_whitespace"
+_MOST_LINES = 16
+_RISKS = list(Risk)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One thing that could be changed: a line that could move, or a form that could be made canonical."""
+
+    kind: str
+    place: Place
+    line: VaryingLine | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """Options that are taken together."""
+
+    options: tuple[Option, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds in it, each once."""
+        return tuple(dict.fromkeys(option.kind for option in self.options))
+
+    @property
+    def specs(self) -> tuple[TransformSpec, ...]:
+        """The transforms that make the change, in one canonical form."""
+        keys: dict[str, list[str]] = {}
+        for option in self.options:
+            if option.line is not None:
+                keys.setdefault(option.place.role, []).append(option.line.key_hash)
+        moves = [
+            TransformSpec(kind=MOVE_VOLATILE, params={"role": role, "line_keys": sorted(found)})
+            for role, found in sorted(keys.items())
+        ]
+        return (*moves, *(TransformSpec(kind=kind) for kind in self.kinds if kind != MOVE_VOLATILE))
+
+    @property
+    def risk(self) -> Risk:
+        """The greatest risk of its transforms."""
+        return max((risk_of(spec) for spec in self.specs), key=_RISKS.index)
+
+    def only(self, kind: str) -> "Change":
+        """Return the part of the change that is of ``kind``."""
+        return Change(tuple(option for option in self.options if option.kind == kind))
+
+
+def options_of(structure: RouteStructure) -> tuple[Option, ...]:
+    """Return all that could be changed, lines that vary most first.
+
+    Items of lists (lines that stand several times in a message) belong to their neighbours and do not move.
+    """
+    movable = [line for line in structure.lines if not line.repeated and line.place.role in LEADING_ROLES]
+    movable.sort(key=lambda line: -line.entropy_bits)
+    forms = (
+        (SORT_TOOLS, structure.tool_order),
+        (CANONICAL_JSON, structure.tool_keys),
+        (NORMALIZE_WHITESPACE, structure.whitespace),
+    )
+    return (
+        *(Option(kind=MOVE_VOLATILE, place=line.place, line=line) for line in movable[:_MOST_LINES]),
+        *(Option(kind=kind, place=form.place) for kind, form in forms if form is not None),
+    )
+
+
+def newer_half(route: RouteWindow) -> tuple[int, ...]:
+    """Return the positions of the route's newer requests: what the cache does once it is warm."""
+    return route.positions[len(route.positions) // 2 :]
+
+
+def promising(
+    rough: Judge, route: RouteWindow, options: Sequence[Option], *, min_gain: float
+) -> list[Change]:
+    """Return the changes that may gain ``min_gain``: each kind alone, the safe kinds, all kinds together."""
+    kinds = dict.fromkeys(option.kind for option in options)
+    groups = [[option for option in options if option.kind == kind] for kind in kinds]
+    groups.append([option for option in options if option.kind != MOVE_VOLATILE])
+    groups.append(list(options))
+    now = _rate(rough.now, route)
+    # what stand-ins estimate may be off by a little, so they refuse only what is well below the bar
+    bar, slack = now + min_gain / 2, min_gain / 4
+    changes: dict[frozenset[Option], Change] = {}
+    for group in groups:
+        if group:
+            change = _without_idle(rough, route, Change(tuple(group)), slack)
+            if change.options and _rate(rough.outcome(route, change.specs), route) >= bar:
+                changes.setdefault(frozenset(change.options), change)
+    return list(changes.values())
+
+
+def _without_idle(rough: Judge, route: RouteWindow, change: Change, slack: float) -> Change:
+    """Return ``change`` without the options that can be left out at a loss of ``slack`` at most.
+
+    Those that vary least go first. Leaving one out may gain, too: then that is the new mark.
+    """
+    mark = _rate(rough.outcome(route, change.specs), route)
+    for option in reversed(change.options):
+        fewer = Change(tuple(each for each in change.options if each != option))
+        rate = _rate(rough.outcome(route, fewer.specs), route)
+        if rate >= mark - slack:
+            change, mark = fewer, max(mark, rate)
+    return change
+
+
+def _rate(outcome: Outcome, route: RouteWindow) -> float:
+    return outcome.hit_rate(newer_half(route))
