@@ -1,1 +1,1 @@
-"""Statistics that add and may be looked at at any time."""
+"""Statistics that add, intervals that may be looked at any time, checks of the sample ratio."""

@@ -1,0 +1,121 @@
+"""Sorts the requests of an experiment by arm and unit; what every figure of a look is summed from."""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from kvscope.experiments.assignment import slice_at, unit_key
+from kvscope.experiments.metrics import Metric
+from kvscope.model.advice import Experiment, Unit
+from kvscope.model.request import RequestRecord
+from kvscope.stats.moments import Moments, RatioMoments
+
+Units = Mapping[str, Sequence[RequestRecord]]
+"""The requests of an arm that count, by unit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sorted:
+    """The requests of an experiment by what becomes of them.
+
+    ``assigned`` counts units by arm before anything is left out: the sample ratio is about these.
+    ``counted`` holds, by arm, the units and requests that figures are made of.
+    """
+
+    counted: Mapping[str, Units]
+    assigned: Mapping[str, int]
+    warmups: Mapping[str, int]  # requests by arm
+    crossed: int  # units that were seen in both arms, left out
+    sessionless: int  # requests that were units of their own for want of a session
+    earlier: int  # requests from before the shares were last changed, left out
+    requests: int
+
+
+def sort_requests(
+    experiment: Experiment, records: Sequence[RequestRecord], *, since_at: float, now: float
+) -> Sorted:
+    """Sort ``records``; those of other experiments and arms are passed over."""
+    names = {arm.name for arm in experiment.arms}
+    units: dict[str, dict[str, list[RequestRecord]]] = {name: defaultdict(list) for name in names}
+    earlier = 0
+    for record in records:
+        if record.experiment != experiment.id or record.arm not in names:
+            continue
+        if record.arrived_at is not None and record.arrived_at < since_at:
+            earlier += 1
+            continue
+        units[record.arm][_unit_of(experiment, record)].append(record)
+    assigned = {name: len(found) for name, found in units.items()}
+    crossed = _leave_out_crossed(experiment, units)
+    if experiment.unit is Unit.TIME_SLICE:
+        _leave_out_open_pairs(experiment, units, now)
+    everything = [record for found in units.values() for unit in found.values() for record in unit]
+    return Sorted(
+        counted={name: _without_warmup(found) for name, found in units.items()},
+        assigned=assigned,
+        warmups={
+            name: sum(bool(record.warmup) for unit in found.values() for record in unit)
+            for name, found in units.items()
+        },
+        crossed=crossed,
+        sessionless=sum(record.session is None for record in everything),
+        earlier=earlier,
+        requests=len(everything),
+    )
+
+
+def unit_pairs(units: Units, metric: Metric) -> dict[str, tuple[float, float]]:
+    """Return each unit's sums of numerators and denominators; units of which nothing is known are absent."""
+    pairs = {}
+    for key, records in units.items():
+        told = [pair for record in records if (pair := metric.pair(record)) is not None]
+        if told:
+            pairs[key] = (math.fsum(top for top, _ in told), math.fsum(bottom for _, bottom in told))
+    return pairs
+
+
+def arm_moments(units: Units, metric: Metric) -> RatioMoments:
+    """Return the moments of a metric over an arm's units."""
+    return RatioMoments.of(unit_pairs(units, metric).values())
+
+
+def slice_moments(treatment: Units, baseline: Units, metric: Metric, factor: float) -> Moments:
+    """Return the moments of treatment - ``factor`` × baseline over the pairs of slices that have both."""
+    top, bottom = unit_pairs(treatment, metric), unit_pairs(baseline, metric)
+    return Moments.of(
+        top[pair][0] / top[pair][1] - factor * bottom[pair][0] / bottom[pair][1]
+        for pair in top.keys() & bottom.keys()
+        if top[pair][1] and bottom[pair][1]
+    )
+
+
+def _unit_of(experiment: Experiment, record: RequestRecord) -> str:
+    if experiment.unit is Unit.TIME_SLICE:
+        return str(slice_at(experiment, record.arrived_at or 0.0) // 2)
+    return unit_key(record.session, record.request_id)
+
+
+def _leave_out_crossed(experiment: Experiment, units: Mapping[str, dict[str, list[RequestRecord]]]) -> int:
+    """Drop sessions that both arms served: they belong to neither. A pair of slices is meant to have both."""
+    if experiment.unit is Unit.TIME_SLICE:
+        return 0
+    first, second = (units[arm.name] for arm in experiment.arms)
+    crossed = first.keys() & second.keys()
+    for key in crossed:
+        del first[key], second[key]
+    return len(crossed)
+
+
+def _leave_out_open_pairs(
+    experiment: Experiment, units: Mapping[str, dict[str, list[RequestRecord]]], now: float
+) -> None:
+    """Drop the pair of slices that is still running: half a pair is no comparison."""
+    open_pair = str(slice_at(experiment, now) // 2)
+    for found in units.values():
+        found.pop(open_pair, None)
+
+
+def _without_warmup(units: Units) -> Units:
+    kept = {key: [record for record in unit if not record.warmup] for key, unit in units.items()}
+    return {key: unit for key, unit in kept.items() if unit}
