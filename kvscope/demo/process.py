@@ -52,14 +52,23 @@ class ChildProcess:
             return "\n".join(self.log.read_text("utf-8", errors="replace").splitlines()[-lines:])
         return ""
 
-    def wait_until(
+    def ready_or_stop(
         self,
         ready: Callable[[], bool],
         *,
         deadline_seconds: float,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Return once ``ready()``; if it dies or is late, raises ``UnreachableError`` with the log's end."""
+        """Return once ``ready()``; if it dies or is late, stop the group and raise ``UnreachableError``."""
+        try:
+            self._wait(ready, deadline_seconds, progress)
+        except BaseException:
+            self.stop(grace_seconds=2.0)
+            raise
+
+    def _wait(
+        self, ready: Callable[[], bool], deadline_seconds: float, progress: Callable[[float], None] | None
+    ) -> None:
         started = time.monotonic()
         while not ready():
             waited = time.monotonic() - started

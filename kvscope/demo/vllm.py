@@ -1,15 +1,12 @@
 """Starts a real vLLM server for the demo and the tests: small cache, every signal switched on."""
 
-import dataclasses
 import importlib.util
 import json
-import socket
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from kvscope.demo.engines import Engine, EngineOptions, answers, free_port
 from kvscope.demo.model import MODEL_NAME
 from kvscope.demo.process import ChildProcess
 from kvscope.errors import UsageError
@@ -17,52 +14,9 @@ from kvscope.errors import UsageError
 _START_SECONDS = 300.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
-    """What both engines are told; ports are free ones unless named."""
-
-    model: Path
-    otlp_endpoint: str  # of the agent's OTLP receiver over gRPC, e.g. http://127.0.0.1:4317
-    block_size: int = 32  # vLLM's CPU build takes multiples of 32 only
-    blocks: int = 1_200
-    max_model_len: int = 8_192
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """A running engine and where its signals are."""
-
-    name: str  # "vllm" or "builtin"
-    process: ChildProcess
-    url: str
-    kv_events: str
-    kv_replay: str | None
-    options: EngineOptions
-
-    def stop(self) -> None:
-        """End the engine's process group and nothing else."""
-        self.process.stop()
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def vllm_installed() -> bool:
     """Return whether vLLM can be imported, without importing it."""
     return importlib.util.find_spec("vllm") is not None
-
-
-def answers(url: str) -> bool:
-    """Return whether ``url`` answers with a success."""
-    try:
-        with urllib.request.urlopen(url, timeout=2.0) as response:  # noqa: S310 - our own http:// address
-            return bool(response.status < 300)  # noqa: PLR2004 - HTTP's classes
-    except (OSError, urllib.error.HTTPError):
-        return False
 
 
 def start_vllm(
@@ -76,13 +30,9 @@ def start_vllm(
     port, events, replay = free_port(), free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     process = ChildProcess("vLLM", _argv(options, port, events, replay), log, env=_environment(options))
-    try:
-        process.wait_until(
-            lambda: answers(f"{url}/health"), deadline_seconds=_START_SECONDS, progress=progress
-        )
-    except BaseException:
-        process.stop(grace_seconds=2.0)
-        raise
+    process.ready_or_stop(
+        lambda: answers(f"{url}/health"), deadline_seconds=_START_SECONDS, progress=progress
+    )
     return Engine(
         name="vllm",
         process=process,

@@ -80,14 +80,18 @@ class Answer:
     def whole(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return the answer of a request that does not stream."""
         text = "".join(texts)
-        content: dict[str, Any] = {"text": text}
-        if self._chat:
-            content = {"message": {"role": "assistant", "content": text, "refusal": None, "reasoning": None}}
-        choice = self._choice({**content, "logprobs": None}, self._run.finish_reason)
-        choice["stop_reason"] = None
-        choice["token_ids"] = self._run.output if self._job.return_token_ids else None
         shown = list(self._job.tokens) if self._job.return_token_ids else None
-        answer = {
+        content: dict[str, Any] = {"message": _message(text)} if self._chat else {"text": text}
+        choice = self._choice({**content, "logprobs": None}, self._run.finish_reason)
+        choice |= {"stop_reason": None, "routed_experts": None}
+        choice["token_ids"] = self._run.output if self._job.return_token_ids else None
+        rest: dict[str, Any] = {"prompt_logprobs": None, "prompt_token_ids": shown}
+        if self._chat:
+            rest["prompt_text"] = None
+        else:
+            choice |= rest
+            rest = {}
+        return {
             "id": self._job.id,
             "object": "chat.completion" if self._chat else "text_completion",
             "created": self._created,
@@ -96,11 +100,11 @@ class Answer:
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
             "usage": self.usage(),
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+            **rest,
         }
-        if self._chat:
-            return answer | {"prompt_logprobs": None, "prompt_token_ids": shown}
-        choice["prompt_token_ids"] = shown
-        return answer
 
     def _choice(self, content: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         return {"index": 0, **content, "finish_reason": finish_reason}
@@ -113,3 +117,8 @@ class Answer:
             "model": self._model,
             "choices": choices,
         }
+
+
+def _message(text: str) -> dict[str, Any]:
+    empty = ("refusal", "annotations", "audio", "function_call", "reasoning")
+    return {"role": "assistant", "content": text, **dict.fromkeys(empty)}

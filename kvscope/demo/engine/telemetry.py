@@ -112,7 +112,7 @@ class RequestTracer:
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": FINGERPRINT}), shutdown_on_exit=False
         )
-        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=True, timeout=5)
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=True, timeout=1)
         self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=200))
         self._tracer = self._provider.get_tracer(__name__)
         self._propagator = TraceContextTextMapPropagator()
