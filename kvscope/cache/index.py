@@ -4,6 +4,7 @@ The engine's own hashes are used to find a block's parent only; what is kept is 
 prompts can be compared with the cache (see ``cache.hashing``). Facts on events: vLLM 0.23 to 0.32, executed.
 """
 
+import bisect
 import dataclasses
 import hashlib
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 from kvscope.cache.hashing import block_chain, root_of
 from kvscope.model.telemetry import AllBlocksCleared, BlockRemoved, BlockStored, CacheEventBatch
 
+_KEPT_TURNS = 16
 _DEVICE_MEDIA = (None, "GPU")  # CPU builds too call their own memory "GPU"
 
 
@@ -29,12 +31,14 @@ class Presence(Enum):
 
 @dataclasses.dataclass(slots=True)
 class _Block:
-    """One chain id: ``copies`` in the cache now; when it came and went, by the engine's clock."""
+    """One chain id: ``copies`` in the cache now, and the times at which it came and went in turn.
+
+    The times are of the engine's clock and begin with a coming; only the latest ones are kept.
+    """
 
     first_stored_at: float
-    stored_at: float  # since when it has been cached, or was before its last removal
+    turns: list[float]
     copies: int
-    removed_at: float | None = None
 
 
 class BlockIndex:
@@ -55,6 +59,7 @@ class BlockIndex:
         self.partial = False
         self.unknown_blocks = 0
         self.block_size: int | None = None
+        self.loras: set[str] = set()
 
     def __len__(self) -> int:
         """Return the number of blocks that are cached now."""
@@ -89,7 +94,8 @@ class BlockIndex:
                 return Presence.NEVER
             if block.first_stored_at > at:
                 return Presence.LATER
-            return Presence.CACHED if _cached(block, at) else Presence.REMOVED
+            cached = bisect.bisect_right(block.turns, at) % 2
+            return Presence.CACHED if cached else Presence.REMOVED
 
     def _follows(self, batch: CacheEventBatch) -> bool:
         known = self._sequences.get(batch.replica)
@@ -111,6 +117,8 @@ class BlockIndex:
         group = event.group_idx or 0
         if group == 0:
             self.block_size = event.block_size
+        if event.lora_name is not None:
+            self.loras.add(event.lora_name)
         root = self._root(batch.replica, group, event)
         if root is None or len(event.token_ids) < len(event.block_hashes) * event.block_size:
             self.unknown_blocks += len(event.block_hashes)
@@ -132,10 +140,11 @@ class BlockIndex:
     def _add(self, chain_id: int, at: float) -> None:
         block = self._blocks.get(chain_id)
         if block is None:
-            self._blocks[chain_id] = _Block(first_stored_at=at, stored_at=at, copies=1)
+            self._blocks[chain_id] = _Block(first_stored_at=at, turns=[at], copies=1)
             return
         if not block.copies:
-            block.stored_at = at
+            block.turns.append(at)
+            del block.turns[: max(len(block.turns) + 1 - _KEPT_TURNS, 0) // 2 * 2]
             self._removed.pop(chain_id, None)
         block.copies += 1
 
@@ -160,7 +169,7 @@ class BlockIndex:
             return
         block.copies = max(block.copies - copies, 0)
         if not block.copies:
-            block.removed_at = at
+            block.turns.append(at)
             self._removed[chain_id] = None
 
     def _clear(self, replica: str, at: float) -> None:
@@ -177,14 +186,6 @@ class BlockIndex:
                 chain_id = next(iter(self._blocks))
                 self.partial = True
             del self._blocks[chain_id]
-
-
-def _cached(block: _Block, at: float) -> bool:
-    """Whether the block was cached at a time from its first storing on; only its last two stays are known."""
-    removed_at = block.removed_at
-    if block.copies:
-        return at >= block.stored_at or (removed_at is not None and at < removed_at)
-    return removed_at is not None and block.stored_at <= at < removed_at
 
 
 def _chain(event: BlockStored, root: int) -> Sequence[int]:

@@ -37,10 +37,23 @@ def test_blocks_come_and_go() -> None:
     assert index.presence(CHAIN[2], 30.0) is Presence.CACHED
     index.apply(batch(4, 40.0, BlockRemoved(block_hashes=(103,))))
     assert index.presence(CHAIN[2], 25.0) is Presence.REMOVED
+    assert index.presence(CHAIN[2], 40.0) is Presence.REMOVED
     assert index.presence(CHAIN[2], 35.0) is Presence.CACHED
     assert index.presence(12345, 40.0) is Presence.NEVER
     assert len(index) == 2
     assert (index.block_size, index.partial, index.unknown_blocks) == (4, False, 0)
+
+
+def test_the_latest_turns_are_kept() -> None:
+    index = BlockIndex()
+    for turn in range(50):
+        index.apply(batch(2 * turn, 2.0 * turn, stored([101], range(4))))
+        index.apply(batch(2 * turn + 1, 2.0 * turn + 1, BlockRemoved(block_hashes=(101,))))
+    for at in range(90, 100):
+        expected = Presence.REMOVED if at % 2 else Presence.CACHED
+        assert index.presence(CHAIN[0], at + 0.5) is expected
+    assert index.presence(CHAIN[0], -1.0) is Presence.LATER
+    assert len(index._blocks[CHAIN[0]].turns) <= 16
 
 
 def test_copies_are_counted() -> None:
