@@ -1,0 +1,168 @@
+"""The one module that opens the store: what the pages read of it, and the few things they write.
+
+Pages never act on traffic. They write drafts, dismissals and intents; the agent's controller does the rest.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import streamlit as st
+
+from kvscope.clock import system_clock
+from kvscope.errors import UsageError
+from kvscope.experiments.design import from_suggestion
+from kvscope.model.advice import (
+    Experiment,
+    Intent,
+    IntentAction,
+    Look,
+    RoutePolicy,
+    Suggestion,
+    Transition,
+    Unit,
+)
+from kvscope.model.request import RequestRecord
+from kvscope.model.views import HitRow, MissRow, TimelineRow
+from kvscope.reports.content import SumLine
+from kvscope.reports.sums import engine_sums
+from kvscope.store.database import Store, open_store
+
+ACTOR = "dashboard"
+_FRESH_SECONDS = 5.0  # aggregates are read again after this; what a person has just changed, at once
+_LOOKS = 400
+
+
+def database_url(arguments: Sequence[str] | None = None) -> str:
+    """Return the store's URL from ``--db``; raises ``UsageError`` without one."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--db")
+    known, _ = parser.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
+    if not known.db:
+        raise UsageError("no store was named: start the dashboard with `kvscope dashboard --db URL`")
+    return str(known.db)
+
+
+@st.cache_resource(show_spinner=False)
+def _opened(url: str) -> Store:
+    return open_store(url)
+
+
+def store() -> Store:
+    """Return the open store; raises ``UsageError``, ``UnreachableError`` or ``SchemaError``."""
+    return _opened(database_url())
+
+
+def now() -> float:
+    """Return the time, as every page asks for it."""
+    return system_clock()
+
+
+By = Literal["route", "total"]
+
+
+@st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=64)
+def _hits(url: str, by: By, since_at: float | None, until_at: float | None) -> list[HitRow]:
+    return _opened(url).reader.hits(by, since_at=since_at, until_at=until_at)
+
+
+def hits(by: By, since_at: float | None, until_at: float | None = None) -> list[HitRow]:
+    """Return hits and miss causes of the window."""
+    return _hits(database_url(), by, since_at, until_at)
+
+
+@st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=16)
+def _timeline(url: str, bucket_seconds: float, since_at: float | None) -> list[TimelineRow]:
+    return _opened(url).reader.timeline(bucket_seconds=bucket_seconds, since_at=since_at)
+
+
+def timeline(bucket_seconds: float, since_at: float | None) -> list[TimelineRow]:
+    """Return buckets of time by route."""
+    return _timeline(database_url(), bucket_seconds, since_at)
+
+
+@st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=16)
+def _misses(url: str, since_at: float | None, route: str | None) -> list[MissRow]:
+    return _opened(url).reader.misses(since_at=since_at, route=route)
+
+
+def misses(since_at: float | None, route: str | None = None) -> list[MissRow]:
+    """Return missed tokens by route, cause and place."""
+    return _misses(database_url(), since_at, route)
+
+
+@st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=16)
+def _requests(url: str, last: int, since_at: float | None, route: str | None) -> list[RequestRecord]:
+    return _opened(url).reader.requests(last=last, since_at=since_at, route=route)
+
+
+def requests(last: int, since_at: float | None, route: str | None = None) -> list[RequestRecord]:
+    """Return the newest requests, oldest first."""
+    return _requests(database_url(), last, since_at, route)
+
+
+@st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=4)
+def _sums(url: str) -> tuple[SumLine, ...]:
+    return engine_sums(_opened(url))
+
+
+def sums() -> tuple[SumLine, ...]:
+    """Return each engine's counter beside the sum of the records."""
+    return _sums(database_url())
+
+
+def suggestions() -> list[Suggestion]:
+    """Return the suggestions that nobody has dismissed."""
+    return store().advice.suggestions()
+
+
+def policies() -> list[RoutePolicy]:
+    """Return what is in force, routes that are left as they are apart."""
+    return [policy for policy in store().advice.policies() if policy.transforms]
+
+
+def experiments() -> list[Experiment]:
+    """Return all experiments, newest first."""
+    return store().experiments.list()[::-1]
+
+
+def looks(experiment_id: str) -> list[Look]:
+    """Return the newest looks of an experiment, oldest first."""
+    return store().experiments.looks(experiment_id, last=_LOOKS)
+
+
+def history(experiment_id: str) -> list[Transition]:
+    """Return what happened to an experiment, oldest first."""
+    return store().experiments.history(experiment_id)
+
+
+def pending(experiment_id: str) -> list[Intent]:
+    """Return what was asked of the controller and is not done yet."""
+    return [intent for intent in store().experiments.pending_intents() if intent.experiment == experiment_id]
+
+
+def intent(intent_id: int) -> Intent:
+    """Return one intent, with its outcome once the controller has acted."""
+    return store().experiments.intent(intent_id)
+
+
+def ask(experiment_id: str, action: IntentAction, **params: Any) -> int:
+    """Write an intent and return its number."""
+    return store().experiments.add_intent(
+        Intent(id=None, experiment=experiment_id, action=action, actor=ACTOR, at=now(), params=params)
+    )
+
+
+def create_experiment(
+    suggestion: Suggestion, *, name: str, share: float, unit: Unit, approved: bool
+) -> Experiment:
+    """Store a draft that tests the suggestion; raises ``UsageError`` (name taken, not approved)."""
+    planned = from_suggestion(suggestion, name=name, share=share, unit=unit, approved=approved, now=now())
+    store().experiments.create(planned)
+    return planned
+
+
+def dismiss(suggestion_id: str) -> None:
+    """Keep a suggestion out of the list from now on."""
+    store().advice.dismiss(suggestion_id)

@@ -1,0 +1,51 @@
+"""Starts the dashboard: the command that serves it, and a check that it can be served.
+
+Nothing here imports Streamlit, so that a missing extra is one clear line and not a traceback.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+
+from dashboards import theme
+from kvscope.errors import UsageError
+
+APP = Path(__file__).with_name("app.py")
+_NEEDS = ("streamlit", "altair")
+_INSTALL = "pip install 'kvscope[dashboard]'"
+
+
+def command(db_url: str, host: str, port: int) -> list[str]:
+    """Return the command that serves the dashboard of the store at ``db_url`` on ``host:port``."""
+    return [
+        sys.executable,
+        "-m",
+        "streamlit",
+        "run",
+        str(APP),
+        f"--server.address={host}",
+        f"--server.port={port}",
+        "--server.headless=true",
+        "--server.fileWatcherType=none",
+        "--browser.gatherUsageStats=false",
+        "--client.toolbarMode=minimal",
+        "--client.showErrorDetails=type",
+        *theme.flags(),
+        "--",
+        "--db",
+        db_url,
+    ]
+
+
+def check() -> None:
+    """See to it that the app can start; raises ``UsageError`` with the command to run when it cannot."""
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"the dashboard needs {' and '.join(missing)}: run {_INSTALL}")
+    if not APP.is_file():
+        raise UsageError(f"the dashboard's app file {APP} is missing: install kvscope again")
+    for package in ("dashboards.screens", "dashboards.views"):
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            importlib.import_module(module.name)

@@ -1,0 +1,138 @@
+"""The overview: is the cache used well, and is it fast."""
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from dashboards import data, ui
+from dashboards.views import overview as view
+from dashboards.views import tables
+from dashboards.views.windows import bucket_seconds
+from kvscope.model.views import HitRow
+from kvscope.reports import words
+from kvscope.reports.content import Traffic
+from kvscope.reports.measure import traffic
+
+_NEWEST = 5_000  # requests whose times are read one by one
+_COARSE_SECONDS = 3_600.0
+
+
+def show() -> None:
+    """Draw the page."""
+    ui.page(
+        "Overview", "How much of every prompt comes from the KV cache, and how fast answers begin.", _live
+    )
+
+
+@st.fragment(run_every=10)
+def _live() -> None:
+    ui.guarded(_body)
+
+
+def _body() -> None:
+    window, now = ui.window(), data.now()
+    since_at = window.since_at(now)
+    rows = data.hits("route", since_at)
+    if not rows:
+        ui.no_requests(window)
+        return
+    total = data.hits("total", since_at)[0]
+    before = window.before(now)
+    _figures(total, data.hits("total", *before) if before else [], since_at, window.label)
+    routes = view.shown_routes(rows)
+    _charts(rows, routes, since_at)
+    st.dataframe(
+        view.route_frame(rows).drop(columns="label"),
+        column_config=tables.columns(
+            "route", "requests", "prompt_tokens", "cached_tokens", "hit_rate", "ttft_ms"
+        ),
+        hide_index=True,
+    )
+    _sums()
+
+
+def _figures(total: HitRow, before: Sequence[HitRow], since_at: float | None, label: str) -> None:
+    """Draw the key figures, with their change from the window before where that had traffic."""
+    figures = traffic("total", data.requests(_NEWEST, since_at), total)
+    old = before[0] if before else None
+    rate = view.change(total.hit_rate, old.hit_rate if old else None)
+    ttft = view.change(total.ttft_seconds_mean, old.ttft_seconds_mean if old else None)
+    note = f"from the {label} before"
+    first, second, third, fourth, fifth = st.columns(5)
+    first.metric(
+        "Hit rate",
+        words.percent(total.hit_rate),
+        None if rate is None else words.points(rate),
+        border=True,
+        help="Cached ÷ prompt tokens, over requests whose tokens are known.",
+        delta_description=note,
+    )
+    second.metric(
+        "TTFT mean",
+        words.seconds(figures.ttft.mean if figures.ttft else None),
+        None if ttft is None else words.change_seconds(ttft),
+        delta_color="inverse",
+        border=True,
+        help=_ttft_help(figures),
+        delta_description=note,
+    )
+    third.metric("TTFT p95", words.seconds(figures.ttft.p95 if figures.ttft else None), border=True)
+    fourth.metric(
+        "TPOT mean",
+        words.seconds(figures.tpot_seconds_mean),
+        border=True,
+        help="Time per output token after the first.",
+    )
+    fifth.metric("Requests", words.count(total.requests), border=True, help=_requests_help(total))
+
+
+def _ttft_help(figures: Traffic) -> str:
+    if figures.ttft is None:
+        return "No source told the time to first token."
+    who = "the engine" if figures.ttft.source == "engine" else "the gateway, at the client's side"
+    return f"Time to first token, measured by {who}; from the newest {words.count(figures.ttft.requests)} requests."
+
+
+def _requests_help(total: HitRow) -> str:
+    tokens = f"{words.count(total.prompt_tokens)} prompt tokens, {words.count(total.cached_tokens)} of them cached."
+    unknown = total.requests - total.known_requests
+    return tokens + (f" The tokens of {words.count(unknown)} requests are unknown." if unknown else "")
+
+
+def _charts(rows: Sequence[HitRow], routes: Sequence[str], since_at: float | None) -> None:
+    coarse = data.timeline(_COARSE_SECONDS, since_at)
+    begin = coarse[0].at if since_at is None else max(since_at, coarse[0].at)
+    fine = data.timeline(bucket_seconds(begin, coarse[-1].at + _COARSE_SECONDS), since_at)
+    events = view.events(data.experiments(), data.policies(), since_at)
+    left, right = st.columns([2, 1], gap="medium")
+    with left:
+        _line("Hit rate over time", fine, view.HIT_RATE, routes, events)
+    with right:
+        st.subheader("Hit rate by route", anchor=False)
+        st.altair_chart(view.route_bars(view.route_frame(rows), routes))
+    left, right = st.columns(2, gap="medium")
+    with left:
+        _line("TTFT over time, ms", fine, view.TTFT, routes, events)
+    with right:
+        _line("TPOT over time, ms", fine, view.TPOT, routes, events)
+
+
+def _line(heading, rows, measure, routes, events) -> None:
+    st.subheader(heading, anchor=False)
+    frame = view.timeline_frame(rows, measure, routes)
+    if frame.empty:
+        st.caption("No source told it for any request of this window.")
+        return
+    st.altair_chart(view.timeline_chart(frame, measure, routes, events))
+
+
+def _sums() -> None:
+    for line in data.sums():
+        icon = {True: ":material/check_circle:", False: ":material/error:", None: ":material/help:"}[
+            line.agree
+        ]
+        st.caption(f"{icon} {view.sums_line(line)}")
+
+
+if __name__ == "__main__":
+    show()

@@ -1,0 +1,72 @@
+"""What the charts share: axes, formats and the marks of events."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import altair as alt
+import pandas as pd
+
+from dashboards import theme
+
+HEIGHT = 250
+_LABEL_CHARACTERS = 26
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened on a route and should be seen on a chart over time."""
+
+    at: float
+    label: str
+
+
+def moments(seconds: pd.Series) -> pd.Series:
+    """Return Unix seconds as times of day; charts show them in the reader's own time zone."""
+    return pd.to_datetime(seconds, unit="s", utc=True)
+
+
+def route_colours(routes: Sequence[str]) -> alt.Scale:
+    """Return the scale that gives each route its colour, the first one the accent."""
+    return alt.Scale(
+        domain=list(routes), range=[theme.SERIES[min(i, len(theme.SERIES) - 1)] for i in range(len(routes))]
+    )
+
+
+def time_axis() -> alt.X:
+    """Return the axis of time, without words that everybody knows."""
+    return alt.X("at:T", title=None, axis=alt.Axis(grid=False, tickCount=6, labelOverlap=True))
+
+
+def legend() -> alt.Legend:
+    """Return a legend above the chart, where it takes no width."""
+    return alt.Legend(title=None, orient="top", labelLimit=180, symbolType="circle", columns=0)
+
+
+def event_marks(events: Sequence[Event], colour: str) -> list[alt.Chart]:
+    """Return dashed lines with a label at each event; no layers without events."""
+    if not events:
+        return []
+    frame = pd.DataFrame(
+        {
+            "at": moments(pd.Series([event.at for event in events])),
+            "label": [event.label for event in events],
+            "short": [shortened(event.label, _LABEL_CHARACTERS) for event in events],
+        }
+    )
+    base = alt.Chart(frame).encode(x=time_axis(), tooltip=[alt.Tooltip("label:N", title="Event")])
+    return [
+        base.mark_rule(strokeDash=[4, 4], color=colour, opacity=0.8),
+        base.mark_text(align="left", baseline="top", dx=4, y=2, fontSize=11, color=colour).encode(
+            text="short:N"
+        ),
+    ]
+
+
+def shortened(text: str, characters: int) -> str:
+    """Return ``text`` cut to fit, with an ellipsis where it was cut."""
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
+def layered(*layers: alt.Chart) -> alt.LayerChart:
+    """Return the layers as one chart, the first one at the bottom."""
+    return alt.LayerChart(layer=list(layers))
