@@ -5,7 +5,7 @@ What no text column holds (NUL, lone surrogates) becomes U+FFFD; a number that i
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -83,14 +83,34 @@ def counts(value: object) -> dict[str, int]:
 def json_text(value: Any) -> str:
     """Return ``value`` as JSON in canonical key order; numbers that are not finite become null."""
     try:
-        encoded = msgspec.json.encode(value, order="sorted").decode()
+        encoded = _encode(value)
         if "\\u0000" not in encoded:
             return encoded
-        return msgspec.json.encode(_json_value(value), order="sorted").decode()
-    except UnicodeEncodeError:
-        return msgspec.json.encode(_json_value(value), order="sorted").decode()
-    except (TypeError, RecursionError) as error:
+    except (TypeError, UnicodeEncodeError):
+        pass  # a key that is no text, or a text that is not storable: the slow way makes them so
+    except RecursionError as error:
+        raise UnfitError("nested too deep for JSON") from error
+    try:
+        return _encode(_json_value(value))
+    except (TypeError, ValueError, RecursionError) as error:
         raise UnfitError(f"not storable as JSON: {error}") from error
+
+
+def _encode(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=_plain, order="sorted").decode()
+
+
+def _plain(value: Any) -> Any:
+    """Return the plain form of what the encoder does not know, such as numpy's numbers and arrays."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Iterable):
+        return list(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
 
 
 def _json_value(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event
 
+from kvscope.store import clean
 from kvscope.store.faults import translated
 from kvscope.store.urls import Location
 
@@ -15,10 +16,6 @@ _BUSY_MILLISECONDS = 10_000
 _CHECKOUT_SECONDS = 30
 _READERS = 4
 _JOURNAL_BYTES = 64 * 2**20
-
-
-def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +60,7 @@ def _sqlite(location: Location) -> Engines:
             max_overflow=0,
             pool_timeout=_CHECKOUT_SECONDS,
             connect_args={"check_same_thread": False, "timeout": _BUSY_MILLISECONDS / 1000},
-            json_serializer=_to_json,
+            json_serializer=clean.json_text,
             json_deserializer=msgspec.json.decode,
             hide_parameters=True,
         )
@@ -108,7 +105,7 @@ def _postgresql(location: Location) -> Engines:
             pool_timeout=_CHECKOUT_SECONDS,
             pool_pre_ping=True,  # a restarted server costs one round trip, not an error
             connect_args={"connect_timeout": 5, "application_name": "kvscope"},
-            json_serializer=_to_json,
+            json_serializer=clean.json_text,
             json_deserializer=msgspec.json.decode,
             hide_parameters=True,
             **options,

@@ -1,9 +1,11 @@
 """Writes batches in one transaction each call; what is written twice changes nothing."""
 
+import logging
 from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, func, select
 
+from kvscope.errors import KvscopeError
 from kvscope.model.merge import merge
 from kvscope.model.request import Miss, RequestPart, RequestRecord
 from kvscope.model.telemetry import MetricSample, Span
@@ -11,6 +13,7 @@ from kvscope.pipeline.contracts import Batch
 from kvscope.store import bulk, clean, rows, schema
 from kvscope.store.engines import Engines
 
+_LOG = logging.getLogger(__name__)
 _WRITERS_LOCK = 0x6B76_7377  # "kvsw": two agents on one PostgreSQL must not merge the same request at once
 
 
@@ -25,9 +28,22 @@ class SqlBatchStore:
     def write(self, batches: Sequence[Batch]) -> int:
         """Write and commit ``batches``; return how many items were refused, wholly or in part.
 
-        A row that the database will not take is left out and counted; the others are written. Raises
-        ``UnreachableError``, with nothing written, when the database itself is at fault.
+        A row that the database will not take is left out and counted; the others are written. A batch that
+        breaks our own code is refused whole. Raises ``UnreachableError`` when the database is at fault; then
+        the same batches may be written again.
         """
+        try:
+            return self._write(batches)
+        except KvscopeError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever our own code trips over, the other batches are written
+            if len(batches) > 1:
+                return sum(self.write([batch]) for batch in batches)
+            # trying again would fail again and hold up everything behind it
+            _LOG.exception("a batch of %d items was refused", len(batches[0]))
+            return len(batches[0])
+
+    def _write(self, batches: Sequence[Batch]) -> int:
         work = _Work(self._statements, self._known_series)
         for batch in batches:
             work.add(batch)
