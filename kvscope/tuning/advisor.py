@@ -18,13 +18,12 @@ from kvscope.prompts.transforms import layout_name
 from kvscope.tuning.evidence import evidence_of
 from kvscope.tuning.judge import Judge, Outcome, stand_ins
 from kvscope.tuning.search import Change, newer_half, options_of, promising
-from kvscope.tuning.structure import learn
-from kvscope.tuning.window import InForce, Limits, RouteWindow, Window, select
+from kvscope.tuning.structure import RouteStructure, learn
+from kvscope.tuning.window import FEWEST_REQUESTS, InForce, Limits, RouteWindow, Window, select
 
 TtftPredictor = Callable[[int, int], float | None]
 """From prompt tokens and cached tokens to seconds; None where the model refuses."""
 
-_FEWEST_REQUESTS = 8  # of a route: fewer do not tell what repeats
 _DAY_SECONDS = 86_400.0
 _ID_CHARS = 12
 _RISKS = list(Risk)
@@ -78,21 +77,16 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
     if not prompts:
         return _nothing("no prompts in the window")
     window = select(prompts, limits or Limits(), in_force)
-    routes = [route for route in window.routes if len(route.positions) >= _FEWEST_REQUESTS]
+    routes = [route for route in window.routes if len(route.positions) >= FEWEST_REQUESTS]
     if not routes:
         most = max(len(route.positions) for route in window.routes)
-        return _nothing(
-            f"too few requests: advice needs {_FEWEST_REQUESTS} of one route, the most are {most}"
-        )
-    options = {
-        route.route: options_of(learn([window.prompts[position] for position in route.positions]))
-        for route in routes
+        return _nothing(f"too few requests: advice needs {FEWEST_REQUESTS} of one route, the most are {most}")
+    structures = {
+        route.route: learn([window.prompts[position] for position in route.positions]) for route in routes
     }
+    options = {route: options_of(structure) for route, structure in structures.items()}
     if not any(options.values()):
-        return _nothing(
-            "nothing varies before the stable part: no line of a system message changes its value, "
-            "and tools, their keys and spaces stand in one order and form"
-        )
+        return _nothing(_why_no_option(structures.values()))
     exact = Judge(window, tokenizer.encode, block_size=block_size, num_blocks=num_blocks)
     if not any(exact.now.prompt_tokens):
         reason = exact.refused[0] if exact.refused else "the cache is smaller than every prompt"
@@ -117,6 +111,15 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
             f"the cache holds what repeats: no change would raise a route's hit rate by {min_gain:.1%}"
         )
     return Advice(suggestions=tuple(suggestions), none_because=None)
+
+
+def _why_no_option(structures: Iterable[RouteStructure]) -> str:
+    if any(structure.lines for structure in structures):
+        return "what varies are items of lists (examples, documents), which belong together"
+    return (
+        "nothing varies before the stable part: no line of a system message changes its value, "
+        "and tools, their keys and spaces stand in one order and form"
+    )
 
 
 def _nothing(reason: str) -> Advice:

@@ -70,9 +70,11 @@ class Judge:
     def _tokens_of(self, api: str, body: Mapping[str, Any]) -> Tokens:
         try:
             return array("q", self._encode(api, body))
-        except (UsageError, OverflowError) as error:
+        except UsageError as error:
             self.refused.append(str(error))
-            return array("q")
+        except (OverflowError, TypeError):
+            self.refused.append("token ids or characters that no tokenizer takes")
+        return array("q")
 
     def _replay(self, changed: Mapping[int, Tokens]) -> Outcome:
         prompts = self._window.prompts

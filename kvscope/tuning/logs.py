@@ -1,8 +1,8 @@
 """Reads request logs: JSON lines of OpenAI-style bodies, plain or wrapped, also gzipped.
 
-A line is a chat body (``messages``), a completion body (``prompt``), or an object that holds one under ``body``
-or ``request`` beside its time, id, session and the like. A line that is none of these is counted with its
-number and the reason, and the rest is read.
+A line is a chat body (``messages``), a completion body (``prompt``), or an object that holds one under
+``body`` or ``request`` beside its time, id, session and the like. A line that is none of these is counted
+with its number and the reason, and the rest is read.
 """
 
 import dataclasses
@@ -41,26 +41,28 @@ class ReadResult:
 def read_prompts(paths: Sequence[Path]) -> ReadResult:
     """Return the prompts of all files.
 
-    Where a line tells no time its prompt arrives at 0, and lines of equal times keep their order. Prompts of
-    different models never share a cache: the model's name stands for the engine. Raises ``UsageError`` for a
-    file that cannot be read or that holds no request at all.
+    A line that tells no time has that of the line before it, or 0: it keeps its place. Different models
+    never share a cache, so the model's name stands for the engine. Raises ``UsageError`` for a file that
+    cannot be read, and where no file holds a request.
     """
     prompts: list[Prompt] = []
     skipped: list[tuple[int, str]] = []
     for path in paths:
-        before = len(prompts)
         named = f"{path.name}: " if len(paths) > 1 else ""
+        last_at = 0.0
         for number, line in enumerate(_lines(path), start=1):
-            if isinstance(line, bytes) and not line.strip():
-                continue
-            found = _prompt(line, f"{path.name}:{number}") if isinstance(line, bytes) else line.reason
+            found = (
+                _prompt(line, f"{path.name}:{number}", last_at) if isinstance(line, bytes) else line.reason
+            )
             if isinstance(found, str):
                 skipped.append((number, named + found))
-            else:
+            elif found is not None:
                 prompts.append(found)
-        if len(prompts) == before:
-            reason = f" (line {skipped[-1][0]}: {skipped[-1][1]})" if skipped else ""
-            raise UsageError(f"{path} holds no request; lines of OpenAI-style bodies are read{reason}")
+                last_at = found.arrived_at
+    if not prompts:
+        reason = f"; line {skipped[0][0]}: {skipped[0][1]}" if skipped else "; it is empty"
+        names = ", ".join(str(path) for path in paths)
+        raise UsageError(f"no request in {names}: each line must be a chat or completion body{reason}")
     prompts.sort(key=lambda prompt: prompt.arrived_at)
     return ReadResult(prompts=tuple(prompts), skipped=tuple(skipped))
 
@@ -86,8 +88,10 @@ def _lines(path: Path) -> Iterator[bytes | _Broken]:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _prompt(line: bytes, name: str) -> Prompt | str:
-    """Return the prompt of one line, or why there is none."""
+def _prompt(line: bytes, name: str, last_at: float) -> Prompt | str | None:
+    """Return the prompt of one line, or why there is none; None for a blank line."""
+    if not line.strip():
+        return None
     try:
         value = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -98,7 +102,7 @@ def _prompt(line: bytes, name: str) -> Prompt | str:
     api = _api(body)
     if api is None:
         return "no request body: neither `messages` (a list of objects) nor `prompt`"
-    at = _time(value)
+    at = _time(value, last_at)
     if at is None:
         return "a time that is neither a number nor ISO 8601"
     model = body.get("model")
@@ -126,17 +130,16 @@ def _text(value: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     return next((value[key] for key in keys if isinstance(value.get(key), str) and value[key]), None)
 
 
-def _time(value: Mapping[str, Any]) -> float | None:
-    """Return the line's time as Unix seconds, 0 where none is told, None where it cannot be understood."""
-    given = next((value[key] for key in _TIME_KEYS if value.get(key) is not None), 0.0)
-    if isinstance(given, str):
-        try:
-            given = float(given)
-        except ValueError:
-            return _iso_time(given)
-    if isinstance(given, bool) or not isinstance(given, int | float):
+def _time(value: Mapping[str, Any], last_at: float) -> float | None:
+    """Return the line's time as Unix seconds, None where it cannot be understood."""
+    given: Any = next((value[key] for key in _TIME_KEYS if value.get(key) is not None), last_at)
+    try:
+        seconds = float(given)
+    except (TypeError, OverflowError):
         return None
-    return next((given / unit for unit in _UNITS_A_SECOND if abs(given / unit) < _LATEST_SECONDS), None)
+    except ValueError:
+        return _iso_time(given)
+    return next((seconds / unit for unit in _UNITS_A_SECOND if abs(seconds / unit) < _LATEST_SECONDS), None)
 
 
 def _iso_time(text: str) -> float | None:

@@ -179,13 +179,14 @@ def _entropy_bits(counts: Iterable[int]) -> float:
 
 def _value_span(text: str, others: Sequence[str]) -> tuple[str, int, int]:
     """Return kind, start and end of what differs first between ``text`` and ``others``."""
-    start = min(_shared(text, other) for other in others if other != text)
+    others = [other for other in others if other != text]
+    start = min((_shared(text, other) for other in others), default=0)
     span = kind_at(text, start)
     if span is not None:
         return span.kind, span.start, span.end
     while start > 0 and text[start - 1].isalnum():
         start -= 1
-    tail = min(_shared(text[:start:-1], other[:start:-1]) for other in others if other != text)
+    tail = min((_shared(text[:start:-1], other[:start:-1]) for other in others), default=0)
     end = max(start, len(text) - tail)
     while end < len(text) and text[end].isalnum():
         end += 1

@@ -19,6 +19,8 @@ from kvscope.model.prompt import Prompt, TransformSpec
 from kvscope.prompts.segments import segments as _texts
 from kvscope.prompts.transforms import apply_transforms
 
+FEWEST_REQUESTS = 8  # of a route: fewer do not tell what repeats
+
 InForce = Mapping[str, Sequence[TransformSpec]]
 """Route -> the transforms that all its traffic gets now."""
 
@@ -28,7 +30,7 @@ class Limits:
     """Bounds of the window."""
 
     prompts_per_route: int = 400
-    characters: int = 8_000_000  # of all routes together
+    characters: int = 4_000_000  # of all routes together
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +93,22 @@ def select(prompts: Sequence[Prompt], limits: Limits, in_force: InForce | None) 
 
 
 def _newest(ordered: Sequence[Prompt], limits: Limits) -> tuple[list[Prompt], int]:
+    """Return the newest prompts within the limits; a route without room for one more takes no older ones."""
     kept: list[Prompt] = []
     counts: Counter[str] = Counter()
+    full: set[str] = set()
     characters = 0
     for prompt in reversed(ordered):
-        if counts[prompt.route] >= limits.prompts_per_route:
+        route = prompt.route
+        if route in full:
             continue
         size = _size(prompt)
-        if kept and characters + size > limits.characters:
-            break
-        counts[prompt.route] += 1
+        # a few very long prompts may use more room, so that they are not beyond all advice
+        room = limits.characters * (1 if counts[route] >= FEWEST_REQUESTS else 3)
+        if counts[route] >= limits.prompts_per_route or (kept and characters + size > room):
+            full.add(route)
+            continue
+        counts[route] += 1
         characters += size
         kept.append(prompt)
     kept.reverse()
