@@ -1,0 +1,173 @@
+"""Chat and completion requests: decided on, perhaps changed, passed on, observed, recorded."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from collectors.gateway.call import Call, Recorder, now, session_of, word
+from collectors.gateway.errors import BodyTooLargeError, ClientGoneError, upstream_error
+from collectors.gateway.headers import first_values, identify, upstream_headers
+from collectors.gateway.incoming import Receive, Scope, Send, WhileConnected, read_body
+from collectors.gateway.metrics import GatewayMetrics
+from collectors.gateway.passing import UPSTREAM_FAILURES, target_url
+from collectors.gateway.relay import Relay
+from collectors.gateway.settings import GatewaySettings
+from collectors.gateway.upstream import Upstreams
+from collectors.gateway.usage import asking, can_ask, choices_of
+from kvscope.model.prompt import Prompt
+from kvscope.model.request import Status
+from kvscope.pipeline.contracts import CollectorContext
+from kvscope.prompts.routes import ROUTE_HEADER, route_of
+from kvscope.prompts.transforms import apply_transforms, layout_name
+
+Headers = list[tuple[str, str]]
+
+
+class Inference:
+    """Handles inference requests; whatever fails beside the traffic is counted and left out."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        context: CollectorContext,
+        upstreams: Upstreams,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._settings = settings
+        self._context = context
+        self._upstreams = upstreams
+        self._metrics = metrics
+        self._recorder = Recorder(context.sink, metrics)
+        self._fingerprints: dict[str, str | None] = {}
+
+    async def handle(self, api: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request and record it, however it ends."""
+        self._metrics.in_flight += 1
+        try:
+            raw: bytes | None = await self._read(scope, receive)
+        except ClientGoneError:
+            self._metrics.in_flight -= 1
+            return
+        call, headers = self._begin(api, scope, raw or b"")
+        relay = Relay(call, send, self._settings.answer_limit_bytes, self._fingerprints.get(call.engine))
+        try:
+            if raw is None:
+                await relay.refuse_size(self._settings.body_limit_bytes)
+            else:
+                self._prepare(call)
+                await self._exchange(call, scope, receive, relay, headers)
+        finally:
+            self._metrics.in_flight -= 1
+            observation = relay.observation()
+            if observation.fingerprint_told:
+                self._fingerprints[call.engine] = observation.fingerprint
+            self._recorder.record(call, observation)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body, or None where it is too large."""
+        limit = self._settings.body_limit_bytes
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        if declared.isdigit() and int(declared) > limit:
+            return None
+        try:
+            return await read_body(receive, limit)
+        except BodyTooLargeError:
+            return None
+
+    def _begin(self, api: str, scope: Scope, raw: bytes) -> tuple[Call, Headers]:
+        """Return the call with its ids, and the headers that go on."""
+        read_at = now()
+        headers = first_values(scope["headers"])
+        body = _decode(raw)
+        ids = identify(headers, body)
+        session = session_of(headers, body, self._settings.session_header)
+        call = Call(
+            api=api,
+            request_id=ids.request_id,
+            trace_id=ids.trace_id,
+            engine=self._upstreams.choose(session or ids.request_id),
+            arrived_at=self._context.clock(),
+            read_at=read_at,
+            in_flight=self._metrics.in_flight - 1,
+            body=body,
+            session=session,
+            tenant=word(headers.get(self._settings.tenant_header)),
+            sent=raw,
+            sent_body=body,
+        )
+        if body is not None:
+            with self._metrics.fail_open("route"):
+                call.route = route_of(api, body, headers.get(ROUTE_HEADER))
+        return call, [*upstream_headers(scope["headers"], length_known=True), *ids.added]
+
+    def _prepare(self, call: Call) -> None:
+        """Let the policy decide, apply what it says, tell the observer, and ask for usage."""
+        if call.body is None or call.sent_body is None:
+            return
+        with self._metrics.fail_open("policy"):
+            call.decision = self._context.policy.decide(
+                route=call.route or "", session=call.session, request_id=call.request_id, at=call.arrived_at
+            )
+        with self._metrics.fail_open("transforms"):
+            if specs := call.decision.transforms:
+                changed = apply_transforms(specs, call.api, call.body)
+                if changed is not call.body:
+                    call.sent, call.sent_body = msgspec.json.encode(changed), changed
+                call.layout = layout_name(specs)
+        with self._metrics.fail_open("prompts"):
+            self._context.prompts.arrived(_prompt(call, call.body, call.sent_body))
+        with self._metrics.fail_open("usage"):
+            call.choices = choices_of(call.body)
+            known = call.choices == 1 or call.engine in self._fingerprints
+            if self._settings.ask_usage and known and can_ask(call.sent_body):
+                call.sent, call.asked_usage = asking(call.sent, call.sent_body), True
+
+    async def _exchange(
+        self, call: Call, scope: Scope, receive: Receive, relay: Relay, headers: Headers
+    ) -> None:
+        """Send the request and relay the answer; settles the call's status."""
+        try:
+            async with WhileConnected(receive):
+                call.overhead_seconds = now() - call.read_at
+                url = target_url(scope, call.engine)
+                answer = await self._upstreams.send("POST", url, headers, call.sent)
+                await _relay(relay, answer)
+        except (ClientGoneError, asyncio.CancelledError) as error:
+            call.status = Status.ABORTED
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        except UPSTREAM_FAILURES as error:
+            call.status = Status.ERROR
+            await relay.fail(*upstream_error(error, call.engine))
+
+
+async def _relay(relay: Relay, answer: aiohttp.ClientResponse) -> None:
+    try:
+        await relay.run(answer)
+    finally:
+        answer.close()
+
+
+def _prompt(call: Call, body: dict[str, Any], sent_body: dict[str, Any]) -> Prompt:
+    return Prompt(
+        request_id=call.request_id,
+        api=call.api,
+        route=call.route or "",
+        arrived_at=call.arrived_at,
+        body=body,
+        sent_body=sent_body,
+        engine=call.engine,
+        session=call.session,
+        tenant=call.tenant,
+    )
+
+
+def _decode(raw: bytes) -> dict[str, Any] | None:
+    """Return the body where it is a JSON object; what is not is the server's to refuse."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

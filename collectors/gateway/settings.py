@@ -1,0 +1,48 @@
+"""Settings of the gateway."""
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class GatewaySettings(BaseModel):
+    """Where the gateway listens, what it reads from requests, and how long it waits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8800, ge=0, le=65535, description="Port; 0 turns the gateway off.")
+    body_limit_bytes: int = Field(
+        64 * 2**20,
+        gt=0,
+        description="Largest body of an inference request in bytes; above it the answer is 413.",
+    )
+    answer_limit_bytes: int = Field(
+        16 * 2**20,
+        gt=0,
+        description="Largest answer without streaming that is read for usage, in bytes; others pass unread.",
+    )
+    session_header: str = Field(
+        "x-session-id", min_length=1, description="Request header that names the session."
+    )
+    tenant_header: str = Field(
+        "x-tenant-id", min_length=1, description="Request header that names the tenant."
+    )
+    ask_usage: bool = Field(
+        default=True,
+        description="Ask for usage where a streaming client did not, and take it out of the answer again.",
+    )
+    connect_timeout_seconds: float = Field(
+        10.0, gt=0, description="Seconds to wait for a connection to the server."
+    )
+    read_timeout_seconds: float = Field(
+        3600.0, gt=0, description="Seconds to wait for the server's next byte before the request fails."
+    )
+    drain_seconds: float = Field(
+        10.0, ge=0, description="Seconds that shutdown waits for running answers to finish."
+    )
+
+    @field_validator("session_header", "tenant_header")
+    @classmethod
+    def _lower_case(cls, value: str) -> str:
+        if not value.isascii() or not all(letter.isalnum() or letter in "-_" for letter in value):
+            raise ValueError("a header name holds letters, digits, - and _ only")
+        return value.lower()
