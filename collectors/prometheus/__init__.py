@@ -1,0 +1,1 @@
+"""Prometheus scraper: reads each engine's ``/metrics`` and keeps what tells of cache and latency."""

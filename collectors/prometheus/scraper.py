@@ -1,0 +1,147 @@
+"""The running scraper: one task a page, so that a slow engine delays no other."""
+
+import asyncio
+import contextlib
+import dataclasses
+
+import aiohttp
+from prometheus_client import Counter
+
+from collectors.prometheus.page import parse_page
+from collectors.prometheus.settings import PrometheusSettings
+from kvscope.errors import IngestError, KvscopeError, RetryableIngestError, UnreachableError
+from kvscope.pipeline.contracts import Batch, CollectorContext, Receipt
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Target:
+    """A page, and what became of its last read."""
+
+    url: str
+    engine: str  # base URL of the server, as the rest of kvscope names it
+    samples: int = 0
+    problem: str | None = "not read yet"
+    receipt: Receipt | None = None
+
+
+class Scraper:
+    """Reads every engine's page at an interval, the first time at once."""
+
+    def __init__(self, settings: PrometheusSettings, context: CollectorContext) -> None:
+        self._settings = settings
+        self._context = context
+        self._targets = [_Target(url=url, engine=engine) for url, engine in _pages(settings, context)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._session: aiohttp.ClientSession | None = None
+        self._scrapes = Counter(
+            "kvscope_scrapes",
+            "Reads of metrics pages by result.",
+            ["engine", "result"],
+            registry=context.registry,
+        )
+
+    async def start(self) -> None:
+        """Begin reading; an engine that is not there yet is asked again at every interval."""
+        if not self._settings.interval_seconds:
+            return
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
+        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
+        self._tasks = [asyncio.create_task(self._run(target, self._session)) for target in self._targets]
+
+    async def stop(self) -> None:
+        """Stop reading; what was read has been handed on."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether every page could be read the last time, and the first reason if not."""
+        if not self._settings.interval_seconds:
+            return True, "the scraper is turned off"
+        broken = [target for target in self._targets if target.problem is not None]
+        if broken:
+            return False, f"{broken[0].url}: {broken[0].problem}"
+        samples = sum(target.samples for target in self._targets)
+        every = f"every {self._settings.interval_seconds:g} s"
+        return True, f"{len(self._targets)} metrics pages read {every}, {samples} samples the last time"
+
+    async def _run(self, target: _Target, session: aiohttp.ClientSession) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            result = await self._scrape(target, session)
+            self._scrapes.labels(target.engine, result).inc()
+            # a read that took longer than the interval is not made up for
+            due = max(due + self._settings.interval_seconds, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    async def _scrape(self, target: _Target, session: aiohttp.ClientSession) -> str:
+        """Read, decode and offer one page; say in one word what came of it."""
+        if target.receipt is not None and not target.receipt.done():
+            target.problem = "skipped: the store has not taken the last read yet"
+            return "skipped"
+        try:
+            text, at = await self._read(target.url, session)
+            samples = parse_page(text, target.engine, at)
+            target.receipt = await self._offer(Batch(samples=samples))
+        except RetryableIngestError as error:
+            target.problem = f"skipped: {error}"
+            return "skipped"
+        except IngestError as error:
+            target.problem = str(error)
+            return "refused"
+        except KvscopeError as error:
+            target.problem = str(error)
+            return "unreachable"
+        target.problem = None
+        target.samples = len(samples)
+        return "ok"
+
+    async def _read(self, url: str, session: aiohttp.ClientSession) -> tuple[str, float]:
+        try:
+            async with session.get(url) as response:
+                if response.status != 200:  # noqa: PLR2004 - HTTP's OK
+                    raise UnreachableError(f"answered {response.status}")
+                at = self._context.clock()
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(65_536):
+                    body += chunk
+                    if len(body) > self._settings.max_page_bytes:
+                        raise UnreachableError(
+                            f"the page is larger than {self._settings.max_page_bytes} bytes"
+                        )
+        except TimeoutError as error:
+            raise UnreachableError(f"no answer within {self._settings.timeout_seconds:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise UnreachableError(f"cannot be read: {str(error) or type(error).__name__}") from error
+        return body.decode("utf-8", "replace"), at
+
+    async def _offer(self, batch: Batch) -> Receipt:
+        """Hand the samples on; a full queue is given until about the next read to have space."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.interval_seconds
+        while True:
+            try:
+                return self._context.sink.offer(batch)
+            except RetryableIngestError as error:
+                if loop.time() + error.retry_after_seconds > until:
+                    raise
+                await asyncio.sleep(error.retry_after_seconds)
+
+
+def _pages(settings: PrometheusSettings, context: CollectorContext) -> list[tuple[str, str]]:
+    """Pair each page with its engine: the upstream at its place, else the page's own base URL."""
+    if not settings.urls:
+        return [(f"{upstream}/metrics", upstream) for upstream in context.upstreams]
+    upstreams = list(context.upstreams)
+    paired = len(upstreams) == len(settings.urls)
+    return [
+        (url, upstreams[place] if paired else url.removesuffix("/").removesuffix("/metrics"))
+        for place, url in enumerate(settings.urls)
+    ]

@@ -1,0 +1,36 @@
+"""Settings of the metrics scraper."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class PrometheusSettings(BaseModel):
+    """Which pages are read, and how often."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    urls: tuple[str, ...] = Field(
+        (),
+        description="Metrics pages, one for each upstream in its order; default: each upstream's /metrics.",
+    )
+    interval_seconds: float = Field(
+        5.0, ge=0, description="Seconds between two reads of a page; 0 turns the scraper off."
+    )
+    timeout_seconds: float = Field(5.0, gt=0, description="Seconds that a page may take.")
+    max_page_bytes: int = Field(
+        8 * 1024 * 1024, gt=0, description="Bytes of a page; a larger one is refused."
+    )
+
+    @field_validator("urls", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("urls")
+    @classmethod
+    def _are_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000/metrics")
+        return value
