@@ -10,7 +10,7 @@ from kvscope.clock import Clock, system_clock
 from kvscope.errors import UsageError
 from kvscope.model.advice import FittedModel, RoutePolicy, Suggestion
 from kvscope.model.prompt import Risk, TransformSpec
-from kvscope.store import schema
+from kvscope.store import clean, schema
 from kvscope.store.bulk import Statements
 from kvscope.store.engines import Engines
 
@@ -67,7 +67,7 @@ class AdviceStore:
 
     def save_models(self, models: Iterable[FittedModel]) -> None:
         """Store latency models by name; a newer fit replaces the older one."""
-        rows = [dataclasses.asdict(model) for model in models]
+        rows = [_model_row(model) for model in models]
         if not rows:
             return
         with self._engines.writing() as connection:
@@ -114,6 +114,12 @@ def transforms_of(value: Sequence[Mapping[str, Any]]) -> tuple[TransformSpec, ..
 def _suggestion(row: RowMapping) -> Suggestion:
     values = {name: row[name] for name in _SUGGESTION_FIELDS}
     return Suggestion(**{**values, "risk": Risk(row["risk"])})
+
+
+def _model_row(model: FittedModel) -> dict[str, Any]:
+    row = dataclasses.asdict(model)
+    numbers = {name: clean.finite(row[name]) for name in ("r2", "mae_seconds", "fitted_at")}
+    return row | numbers | {"rows": clean.count(model.rows)}
 
 
 def _model(row: RowMapping) -> FittedModel:

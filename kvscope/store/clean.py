@@ -38,24 +38,36 @@ def key(value: object) -> str:
     return text(value, KEY_CHARS)
 
 
+def _plain_number(value: object) -> object:
+    """Return the Python number of one of numpy's, which both drivers would take for something else."""
+    item = getattr(value, "item", None)
+    return item() if callable(item) else value
+
+
 def count(value: object) -> int:
     """Return ``value`` as a whole number from 0 to 2^31 - 1, so that no sum of them overflows."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _INT32:
-        raise UnfitError("not a count")
+    if type(value) is not int:
+        value = _plain_number(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UnfitError("not a count")
+    if not 0 <= value < _INT32:
+        raise UnfitError("not a count, or too large for one")
     return value
 
 
 def real(value: object) -> float | None:
     """Return ``value`` as a float, or None where it is not finite."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise UnfitError(f"not a number: {type(value).__name__}")
-    try:
-        number = float(value)
-    except OverflowError as error:
-        raise UnfitError("a number out of range") from error
-    return number if math.isfinite(number) else None
+    if type(value) is not float:
+        value = _plain_number(value)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise UnfitError(f"not a number: {type(value).__name__}")
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise UnfitError("a number out of range") from error
+    return value if math.isfinite(value) else None
 
 
 def finite(value: object) -> float:
@@ -67,7 +79,8 @@ def finite(value: object) -> float:
 
 
 def boolean(value: object) -> bool:
-    """Return ``value``, which must be a bool."""
+    """Return ``value``, which must be true or false."""
+    value = _plain_number(value)
     if not isinstance(value, bool):
         raise UnfitError(f"not true or false: {type(value).__name__}")
     return value

@@ -23,8 +23,11 @@ class Location:
 
     @property
     def shown(self) -> str:
-        """The URL for messages and logs; a password is replaced by ``***``."""
-        return self.url.render_as_string(hide_password=True)
+        """The URL for messages and logs, as a user would write it; a password is replaced by ``***``."""
+        url = self.url.set(drivername=self.url.get_backend_name())
+        if "password" in url.query:
+            url = url.update_query_dict({"password": "***"})
+        return url.render_as_string(hide_password=True)
 
 
 def locate(url: str) -> Location:
@@ -32,8 +35,8 @@ def locate(url: str) -> Location:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
-        # the text itself may hold a password, so it is not repeated
-        raise UsageError(f"the store's URL cannot be read; write {_ALLOWED}") from error
+        given = "" if "@" in url else f" {url!r}"  # before an @ there may be a password
+        raise UsageError(f"the store's URL{given} cannot be read; write {_ALLOWED}") from error
     if parsed.drivername in _SQLITE:
         return _sqlite(parsed)
     if parsed.drivername in _POSTGRESQL:

@@ -43,7 +43,7 @@ def test_an_enum_becomes_its_value() -> None:
     assert (cleaned, type(cleaned)) == ("ok", str)
 
 
-@pytest.mark.parametrize(("value", "cleaned"), [(0, 0), (2**31 - 1, 2**31 - 1), (12.0, 12)])
+@pytest.mark.parametrize(("value", "cleaned"), [(0, 0), (2**31 - 1, 2**31 - 1), (12.0, 12), (np.int64(7), 7)])
 def test_counts(value: object, cleaned: int) -> None:
     assert clean.count(value) == cleaned
 
@@ -56,6 +56,8 @@ def test_what_is_no_count(value: object) -> None:
 
 def test_real_numbers() -> None:
     assert [clean.real(value) for value in (1, 1.5, math.nan, math.inf)] == [1.0, 1.5, None, None]
+    assert type(clean.real(np.float32(1.5))) is float
+    assert clean.boolean(np.bool_(1)) is True
     with pytest.raises(clean.UnfitError):
         clean.finite(math.nan)
 
