@@ -63,10 +63,15 @@ class TrafficClient:
         """
         source = self._workload.sessions(rounds)
         timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
-            for _ in range(self._clients):
-                group.create_task(self._client(http, source, until, progress))
-        return self.tally
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
+                for _ in range(self._clients):
+                    group.create_task(self._client(http, source, until, progress))
+        except* UnreachableError as failures:
+            failure = failures.exceptions[0]
+        else:
+            return self.tally
+        raise failure
 
     async def _client(
         self,

@@ -12,6 +12,7 @@ from pathlib import Path
 from kvscope.demo.process import ChildProcess
 from kvscope.errors import UnreachableError
 
+BUILTIN_MODEL = "tiny-builtin"  # what is served under it says that no language model answers
 _START_SECONDS = 30.0
 # below the range from which systems take ports for outgoing connections
 _PORTS = range(20_000, 32_000)
@@ -36,6 +37,7 @@ class Engine:
 
     name: str  # "vllm" or "builtin"
     process: ChildProcess
+    model: str  # the name that it is served under
     url: str
     kv_events: str
     kv_replay: str | None
@@ -76,6 +78,7 @@ def start_builtin(
     port, events = free_port(), f"tcp://127.0.0.1:{free_port()}"
     flags = {
         "--tokenizer": str(options.model),
+        "--model": BUILTIN_MODEL,
         "--port": str(port),
         "--block-size": str(options.block_size),
         "--blocks": str(options.blocks),
@@ -90,4 +93,12 @@ def start_builtin(
     process.ready_or_stop(
         lambda: answers(f"{url}/health"), deadline_seconds=_START_SECONDS, progress=progress
     )
-    return Engine(name="builtin", process=process, url=url, kv_events=events, kv_replay=None, options=options)
+    return Engine(
+        name="builtin",
+        process=process,
+        model=BUILTIN_MODEL,
+        url=url,
+        kv_events=events,
+        kv_replay=None,
+        options=options,
+    )

@@ -36,6 +36,7 @@ def start_vllm(
     return Engine(
         name="vllm",
         process=process,
+        model=MODEL_NAME,
         url=url,
         kv_events=f"tcp://127.0.0.1:{events}",
         kv_replay=f"tcp://127.0.0.1:{replay}",

@@ -53,7 +53,8 @@ class Call:
 class Workload:
     """An endless, seeded row of sessions; two of the same seed and phase are equal."""
 
-    def __init__(self, *, seed: int, phase: str) -> None:
+    def __init__(self, *, seed: int, phase: str, model: str = MODEL_NAME) -> None:
+        self._model = model
         self._seed = f"{seed}/{phase}"
         self._documents = texts.documents()
         self._support = texts.support_system()
@@ -81,7 +82,7 @@ class Workload:
             messages += [{"role": "user", "content": said}, {"role": "assistant", "content": reply}]
         messages.append({"role": "user", "content": session.turns[turn]})
         body: dict[str, Any] = {
-            "model": MODEL_NAME,
+            "model": self._model,
             "messages": messages,
             "max_tokens": rng.choice((8, 12, 16)),
             "temperature": 0.0,

@@ -24,12 +24,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from typing_extensions import override
 
-from kvscope.demo.engines import Engine, EngineOptions, free_port, start_builtin
+from kvscope.demo.engines import BUILTIN_MODEL, Engine, EngineOptions, free_port, start_builtin
 from kvscope.errors import UnreachableError
 from kvscope.prompts.tokenizing import ServerTokenizer, load_tokenizer
 
 _QUESTION: dict[str, Any] = {
-    "model": "tiny",
+    "model": BUILTIN_MODEL,
     "max_tokens": 5,
     "temperature": 0.5,
     "messages": [{"role": "user", "content": "What is a prefix cache, and when does it help? " * 12}],
@@ -91,7 +91,9 @@ async def test_every_answer_says_that_no_model_made_it(engine: Engine) -> None:
 @pytest.mark.parametrize("line", range(5))
 async def test_answers_have_the_shapes_that_vllm_sent(engine: Engine, line: int) -> None:
     recorded = json.loads(_RECORDED.read_text().splitlines()[line])
-    status, headers, raw = await _post(engine.url + recorded["path"], recorded["body"])
+    status, headers, raw = await _post(
+        engine.url + recorded["path"], recorded["body"] | {"model": BUILTIN_MODEL}
+    )
     assert status == recorded["status"]
     assert headers["content-type"] == recorded["content_type"]
     if recorded["body"].get("stream"):
@@ -107,7 +109,7 @@ async def test_answers_have_the_shapes_that_vllm_sent(engine: Engine, line: int)
 async def test_tokens_are_those_of_the_models_files(engine: Engine, tiny_tokenizer: Path) -> None:
     server = ServerTokenizer(engine.url)
     local = load_tokenizer(tiny_tokenizer)
-    for api, body in (("chat", _QUESTION), ("completion", {"model": "tiny", "prompt": "hello world"})):
+    for api, body in (("chat", _QUESTION), ("completion", {"model": BUILTIN_MODEL, "prompt": "hello world"})):
         assert await asyncio.to_thread(server.encode, api, body) == local.encode(api, body)
     _, _, raw = await _post(f"{engine.url}/v1/chat/completions", _QUESTION)
     assert json.loads(raw)["usage"]["prompt_tokens"] == len(local.encode("chat", _QUESTION))

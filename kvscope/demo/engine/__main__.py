@@ -27,7 +27,7 @@ def _settings(argv: list[str] | None) -> EngineSettings:
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder with tokenizer.json")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--model", default="tiny", help="name that it is served under")
+    parser.add_argument("--model", default="tiny-builtin", help="name that it is served under")
     parser.add_argument("--block-size", type=int, default=32, help="tokens a block")
     parser.add_argument(
         "--blocks", type=int, default=1_200, help="blocks of the cache, the null block included"

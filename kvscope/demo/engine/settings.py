@@ -39,7 +39,7 @@ class EngineSettings:
     """The engine's settings; addresses that are None turn a signal off."""
 
     tokenizer: Path
-    model: str = "tiny"
+    model: str = "tiny-builtin"
     host: str = "127.0.0.1"
     port: int = 8000
     block_size: int = 32
