@@ -1,7 +1,5 @@
 """``kvscope fit`` and ``kvscope predict``: the latency models."""
 
-import dataclasses
-
 import click
 
 from kvscope.analysis.latency import fit_latency, predict_seconds
@@ -76,12 +74,15 @@ def predict(
     answer = predict_seconds(
         models[name], prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, in_flight=in_flight
     )
-    refused = isinstance(answer, str)
+    if isinstance(answer, str):
+        if as_json:
+            emit_json({"refused": answer})
+        else:
+            click.echo(f"refused: {answer}")
+        return 1
     if as_json:
-        emit_json({"refused": answer} if refused else dataclasses.asdict(answer))
-    elif refused:
-        click.echo(f"refused: {answer}")
+        emit_json(answer)
     else:
         low, high = milliseconds(answer.low), milliseconds(answer.high)
         click.echo(f"{name}: {milliseconds(answer.seconds)} (90 % interval {low} to {high})")
-    return 1 if refused else 0
+    return 0
