@@ -1,0 +1,142 @@
+"""Request logs become prompts; bad lines are counted and the rest is read."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.errors import UsageError
+from kvscope.tuning.logs import read_prompts
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+RECORDING = Path(__file__).parents[2] / "data" / "cache" / "vllm-0.32.0-sequential.jsonl.gz"
+
+
+def written(path: Path, *lines: Any) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_plain_and_wrapped_bodies(tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "log.jsonl",
+        CHAT,
+        {"model": "m", "prompt": "once upon"},
+        {"body": CHAT, "sent_at": 50.5, "request_id": "a", "session_id": "s", "tenant": "t", "route": "r"},
+        {"request": CHAT, "t_start": 40, "x_request_id": "b", "usage": {"prompt_tokens": 3}},
+    )
+    read = read_prompts([file])
+    assert read.skipped == ()
+    first, second, b, a = read.prompts
+    assert (first.api, first.request_id, first.arrived_at, first.engine) == ("chat", "log.jsonl:1", 0.0, "m")
+    assert (second.api, second.body["prompt"]) == ("completion", "once upon")
+    assert (b.request_id, b.arrived_at, b.body) == ("b", 40.0, CHAT)
+    assert (a.request_id, a.arrived_at, a.session, a.tenant, a.route) == ("a", 50.5, "s", "t", "r")
+    assert first.route.startswith("auto-")
+    assert first.sent_body is first.body
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        1_764_417_600,
+        "1764417600",
+        1_764_417_600_000,
+        1_764_417_600_000_000,
+        1_764_417_600_000_000_000,
+        "2025-11-29T12:00:00Z",
+        "2025-11-29T13:00:00+01:00",
+        "2025-11-29 12:00:00",
+        "20251129T120000Z",
+    ],
+)
+@pytest.mark.parametrize("key", ["sent_at", "timestamp", "created_at"])
+def test_times_in_many_forms(told: Any, key: str, tmp_path: Path) -> None:
+    (prompt,) = read_prompts([written(tmp_path / "log", {"body": CHAT, key: told})]).prompts
+    assert prompt.arrived_at == 1_764_417_600.0
+
+
+def test_a_line_without_time_keeps_its_place(tmp_path: Path) -> None:
+    lines = [
+        {"body": CHAT, "ts": 9, "id": "1"},
+        {"body": CHAT, "id": "2"},
+        {"body": CHAT, "ts": 10, "id": "3"},
+    ]
+    read = read_prompts([written(tmp_path / "log", *lines)])
+    assert [(each.request_id, each.arrived_at) for each in read.prompts] == [("1", 9), ("2", 9), ("3", 10)]
+
+
+def test_bad_lines_are_counted_with_number_and_reason(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(
+        b"\n".join(
+            [
+                json.dumps(CHAT).encode(),
+                b"not json",
+                b"",
+                b"[1, 2]",
+                b'{"messages": []}',
+                b'{"messages": ["hi"]}',
+                b'{"prompt": 3}',
+                b'\xff\xfe{"prompt": "x"}',
+                b"[" * 100_000,
+                json.dumps({"body": CHAT, "timestamp": "yesterday"}).encode(),
+                json.dumps({"body": CHAT, "timestamp": [1]}).encode(),
+                b'{"prompt": "x", "ts": 1' + b"0" * 400 + b"}",
+                json.dumps(CHAT).encode(),
+            ]
+        )
+    )
+    read = read_prompts([file])
+    assert len(read.prompts) == 2
+    assert [number for number, _ in read.skipped] == [2, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    reasons = dict(read.skipped)
+    assert reasons[2].startswith("not JSON")
+    assert reasons[4] == "a list and no JSON object"
+    assert "neither `messages`" in reasons[5]
+    assert "ISO 8601" in reasons[10]
+    assert all("\n" not in reason for reason in reasons.values())
+
+
+def test_several_files_name_themselves_and_are_ordered_by_time(tmp_path: Path) -> None:
+    one = written(tmp_path / "one", {"body": CHAT, "ts": 20}, "oops")
+    two = written(tmp_path / "two", {"body": CHAT, "ts": 10})
+    empty = written(tmp_path / "empty")
+    read = read_prompts([one, two, empty])
+    assert [each.request_id for each in read.prompts] == ["two:1", "one:1"]
+    ((number, reason),) = read.skipped
+    assert (number, reason.startswith("one: not JSON")) == (2, True)
+
+
+def test_a_recording_of_a_real_server(tmp_path: Path) -> None:
+    read = read_prompts([RECORDING])
+    assert (len(read.prompts), read.skipped) == (160, ())
+    assert [each.arrived_at for each in read.prompts] == sorted(each.arrived_at for each in read.prompts)
+    assert Counter(each.salt for each in read.prompts)[None] == 153
+    plain = tmp_path / "plain.jsonl"
+    plain.write_bytes(gzip.decompress(RECORDING.read_bytes()))
+    assert [each.body for each in read_prompts([plain]).prompts] == [each.body for each in read.prompts]
+
+
+def test_a_gzip_stream_that_breaks_off_is_read_to_there(tmp_path: Path) -> None:
+    whole = RECORDING.read_bytes()
+    broken = tmp_path / "broken.jsonl.gz"
+    broken.write_bytes(whole[: len(whole) // 2])
+    read = read_prompts([broken])
+    assert 10 < len(read.prompts) < 160
+    assert "breaks off" in read.skipped[-1][1]
+
+
+def test_files_without_requests_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no-such-file cannot be read: No such file") as missing:
+        read_prompts([tmp_path / "no-such-file"])
+    assert "\n" not in str(missing.value)
+    with pytest.raises(UsageError, match="it is empty"):
+        read_prompts([written(tmp_path / "empty")])
+    with pytest.raises(UsageError, match=r"no request in .*; line 1: not JSON"):
+        read_prompts([written(tmp_path / "text", "hello", "world")])
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_prompts([tmp_path])
