@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kvscope.config.load import collector_factories, load_settings
+from kvscope.config.load import collector_factories, load_settings, make_data_directory
 
 
 @click.command()
@@ -66,6 +66,7 @@ def agent(
     if check:
         click.echo("the configuration is valid")
         return
+    make_data_directory(settings.db)
     import uvloop
 
     from kvscope.agent.app import Agent

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kvscope.clock import iso, system_clock
-from kvscope.config.load import default_db
+from kvscope.config.load import data_directory, default_db
 from kvscope.errors import UsageError
 from kvscope.store.database import Store, open_store
 
@@ -49,9 +49,15 @@ def since_at(age: str | None) -> float | None:
 
 
 @contextmanager
-def opened(db: str | None, *, upgrade: bool = False) -> Iterator[Store]:
+def opened(db: str | None) -> Iterator[Store]:
     """Open the store for one command and close it after."""
-    store = open_store(db or default_db(), upgrade=upgrade)
+    if (
+        db is None
+        and default_db() == f"sqlite:///{data_directory() / 'kvscope.db'}"
+        and not data_directory().exists()
+    ):
+        raise UsageError("there is no store yet: start `kvscope agent`, or name one with --db URL")
+    store = open_store(db or default_db())
     try:
         yield store
     finally:

@@ -3,7 +3,7 @@
 import click
 
 from kvscope.cli.common import db_option, emit_json, json_option
-from kvscope.config.load import default_db
+from kvscope.config.load import default_db, make_data_directory
 from kvscope.store import migrate
 
 
@@ -18,6 +18,7 @@ def db() -> None:
 def upgrade(db: str | None, as_json: bool) -> None:
     """Bring the schema to this version's; makes the store when there is none."""
     url = db or default_db()
+    make_data_directory(url)
     revision = migrate.upgrade(url)
     if as_json:
         emit_json({"revision": revision})

@@ -29,6 +29,12 @@ def default_db() -> str:
     return os.environ.get(f"{_PREFIX}DB") or f"sqlite:///{data_directory() / 'kvscope.db'}"
 
 
+def make_data_directory(db: str) -> None:
+    """Make the data directory when ``db`` lies in it; other folders are their owner's to make."""
+    if db.startswith(f"sqlite:///{data_directory()}"):
+        data_directory().mkdir(parents=True, exist_ok=True)
+
+
 def collector_factories() -> dict[str, CollectorFactory]:
     """Return the installed collectors by name: ours and third parties' alike."""
     points = entry_points(group="kvscope.collectors")
