@@ -1,0 +1,41 @@
+"""Asks an engine for batches that were missed, through its ROUTER socket."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import zmq
+import zmq.asyncio
+
+from collectors.kv_events.decode import decode_reply
+from kvscope.errors import PermanentIngestError
+
+
+async def replay(
+    sockets: zmq.asyncio.Context, endpoint: str, first: int, last: int | None, *, timeout_seconds: float
+) -> AsyncGenerator[tuple[int, bytes], None]:
+    """Yield sequence and payload of the engine's batches from ``first`` to ``last`` (or its newest).
+
+    Ends early when the engine says that it has no more, or says nothing within ``timeout_seconds``. One
+    socket a request: what an abandoned replay still sends goes nowhere.
+    """
+    socket = sockets.socket(zmq.DEALER)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)  # the engine's ROUTER drops what a full receiver would not take
+        socket.connect(endpoint)
+        # the empty frame is what a REQ socket would put there; REQ itself takes a single answer only
+        await socket.send_multipart([b"", first.to_bytes(8, "big")])
+        while True:
+            with contextlib.suppress(PermanentIngestError):
+                reply = decode_reply(await asyncio.wait_for(socket.recv_multipart(), timeout_seconds))
+                if reply is None or (last is not None and reply[0] > last):
+                    return
+                if reply[0] >= first:
+                    yield reply
+                    if reply[0] == last:
+                        return
+    except TimeoutError:
+        return
+    finally:
+        socket.close()

@@ -1,0 +1,154 @@
+"""Event payloads of both encodings, and payloads that are none."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from collectors.kv_events.decode import decode_payload, decode_reply, decode_sequence
+from kvscope.errors import PermanentIngestError
+from kvscope.model.telemetry import AllBlocksCleared, BlockRemoved, BlockStored
+from tests.support.telemetry import event_frames
+
+END = b"\xff" * 8
+
+
+def _payload(*events: Any, at: Any = 12.5, rest: tuple[Any, ...] = (0,)) -> bytes:
+    return msgspec.msgpack.encode([at, list(events), *rest])
+
+
+@pytest.mark.parametrize(
+    ("version", "batches", "stored", "removed"), [("0.32.0", 217, 189, 1409), ("0.23.0", 160, 135, 949)]
+)
+def test_recorded_events_decode_without_a_rest(version: str, batches: int, stored: int, removed: int) -> None:
+    frames = list(event_frames(version))
+    decoded = [decode_payload(payload) for _, _, payload in frames]
+    events = [event for batch in decoded for event in batch.events]
+    assert [decode_sequence(sequence) for _, sequence, _ in frames] == list(range(batches))
+    assert sum(isinstance(event, BlockStored) for event in events) == stored
+    assert sum(isinstance(event, BlockRemoved) for event in events) == removed
+    assert sum(batch.skipped + batch.malformed for batch in decoded) == 0
+    assert {batch.replica for batch in decoded} == {"0"}
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.23.0"])
+def test_recorded_blocks_are_whole_chained_and_never_more_than_the_pool_holds(version: str) -> None:
+    cached: set[int | bytes] = set()
+    most = 0
+    for _, _, payload in event_frames(version):
+        for event in decode_payload(payload).events:
+            if isinstance(event, BlockStored):
+                assert event.block_size == 32
+                assert len(event.token_ids) == 32 * len(event.block_hashes)
+                assert event.parent_block_hash is None or event.parent_block_hash in cached
+                assert event.medium == "GPU"
+                cached.update(event.block_hashes)
+            elif isinstance(event, BlockRemoved):
+                cached.difference_update(event.block_hashes)
+            most = max(most, len(cached))
+    assert 250 < most <= 299  # of 300 blocks one is the null block
+
+
+def test_both_encodings_of_one_event_decode_to_the_same() -> None:
+    fields: dict[str, Any] = {
+        "block_hashes": [2**64 - 1, b"\x01" * 32],
+        "parent_block_hash": 5,
+        "token_ids": [1, 2],
+        "block_size": 1,
+        "lora_id": None,
+        "medium": "CPU",
+        "lora_name": "l",
+        "extra_keys": [["salt", ["mm", 3]], None],
+        "group_idx": 1,
+    }
+    as_map = decode_payload(_payload({"type": "BlockStored", **fields, "ownership": "new in 0.29"}))
+    as_array = decode_payload(_payload(["BlockStored", *fields.values(), "full_attention", None, "later"]))
+    assert as_map == as_array
+    assert as_map.events == (
+        BlockStored(
+            block_hashes=(2**64 - 1, b"\x01" * 32),
+            parent_block_hash=5,
+            token_ids=(1, 2),
+            block_size=1,
+            medium="CPU",
+            lora_name="l",
+            group_idx=1,
+            extra_keys=(("salt", ("mm", 3)), None),
+        ),
+    )
+
+
+def test_trailing_fields_may_be_left_out() -> None:
+    batch = decode_payload(_payload(["BlockStored", [1], None, [7], 1], ["BlockRemoved", [1]], rest=()))
+    stored, removed = batch.events
+    assert isinstance(stored, BlockStored)
+    assert (stored.medium, stored.group_idx, stored.extra_keys) == (None, None, None)
+    assert removed == BlockRemoved(block_hashes=(1,))
+    assert batch.replica == ""
+
+
+def test_sglangs_signed_hashes_are_kept_as_they_are() -> None:
+    batch = decode_payload(
+        _payload({"type": "BlockRemoved", "block_hashes": [-3], "medium": "GPU"}, rest=(2,))
+    )
+    assert batch.events == (BlockRemoved(block_hashes=(-3,), medium="GPU"),)
+    assert batch.replica == "2"
+
+
+def test_unknown_types_are_skipped_and_broken_events_left_out() -> None:
+    batch = decode_payload(
+        _payload(
+            {"type": "BlockPromoted", "block_hashes": [1]},
+            ["Later"],
+            7,
+            {"type": "BlockStored", "block_hashes": [1.5], "token_ids": [], "block_size": 1},
+            {"type": "BlockStored", "block_hashes": [1], "token_ids": ["a"], "block_size": 1},
+            {"type": "BlockStored", "block_hashes": [1], "token_ids": [1], "block_size": 0},
+            {"type": "BlockStored", "block_hashes": [1], "token_ids": [1], "block_size": True},
+            {"type": "BlockRemoved"},
+            {"type": "AllBlocksCleared"},
+            ["AllBlocksCleared"],
+        )
+    )
+    assert batch.events == (AllBlocksCleared(), AllBlocksCleared())
+    assert (batch.skipped, batch.malformed) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        msgspec.msgpack.encode(None),
+        msgspec.msgpack.encode([1.0]),
+        msgspec.msgpack.encode(["now", []]),
+        msgspec.msgpack.encode([float("nan"), []]),
+        msgspec.msgpack.encode([1.0, {}]),
+    ],
+)
+def test_other_payloads_are_refused(payload: bytes) -> None:
+    with pytest.raises(PermanentIngestError):
+        decode_payload(payload)
+
+
+def test_replies_of_both_forms_are_read() -> None:
+    number = (7).to_bytes(8, "big")
+    assert decode_reply([b"", number, b"p"]) == (7, b"p")  # to 0.25
+    assert decode_reply([b"", b"kv", number, b"p"]) == (7, b"p")  # from 0.26
+    assert decode_reply([b"", b"", number, b"p"]) == (7, b"p")
+    assert decode_reply([b"", END, b""]) is None
+    assert decode_reply([b"", b"", END, b""]) is None
+
+
+@pytest.mark.parametrize("frames", [[], [b""], [b"", b"a"], [b"", b"x", b"p"], [b"a", b"b", b"c", b"d"]])
+def test_other_replies_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(PermanentIngestError):
+        decode_reply(frames)
+
+
+@pytest.mark.parametrize("frame", [b"", b"1", b"123456789", END])
+def test_other_sequence_frames_are_refused(frame: bytes) -> None:
+    with pytest.raises(PermanentIngestError):
+        decode_sequence(frame)
