@@ -225,17 +225,19 @@ class _Forms:
         self._first: dict[tuple[str, str], str] = {}
         self._place: Place | None = None
 
-    def add(self, part: Segment, *, canonical: str, form: str | None = None, offset: int = 0) -> None:
-        """Note one text that begins at ``offset``; ``form`` is what may vary: the text, unless given."""
+    def add(
+        self, part: Segment, text: str, *, canonical: str, form: str | None = None, offset: int = 0
+    ) -> None:
+        """Note ``text``, a piece of ``part`` from ``offset`` on; ``form`` is what may vary, or the text."""
         key = (part.role, canonical)
         forms = self._forms.setdefault(key, set())
-        form_hash = hash(part.text if form is None else form)
+        form_hash = hash(text if form is None else form)
         if form_hash in forms:
             return
         forms.add(form_hash)
-        first = self._first.setdefault(key, part.text)
+        first = self._first.setdefault(key, text)
         if len(forms) > 1:
-            place = _difference(part, first, offset, self._value_kind)
+            place = self._difference(part, text, first, offset)
             self._place = min(self._place or place, place, key=_order)
 
     def variation(self) -> Variation | None:
@@ -244,17 +246,16 @@ class _Forms:
         varied = [forms for forms in self._forms.values() if len(forms) > 1]
         return Variation(place=self._place, distinct=sum(map(len, varied)), canonical=len(varied))
 
-
-def _difference(part: Segment, first: str, offset: int, value_kind: str) -> Place:
-    start = _shared(part.text, first)
-    tail = _shared(part.text[start:][::-1], first[start:][::-1])
-    return Place(
-        role=part.role,
-        message_index=part.message_index,
-        char_start=offset + start,
-        char_end=offset + max(start, len(part.text) - tail),
-        value_kind=value_kind,
-    )
+    def _difference(self, part: Segment, text: str, first: str, offset: int) -> Place:
+        start = _shared(text, first)
+        tail = _shared(text[start:][::-1], first[start:][::-1])
+        return Place(
+            role=part.role,
+            message_index=part.message_index,
+            char_start=offset + start,
+            char_end=offset + max(start, len(text) - tail),
+            value_kind=self._value_kind,
+        )
 
 
 def _order(place: Place) -> tuple[int, int]:
@@ -270,10 +271,13 @@ class _Spaces:
 
     def __init__(self) -> None:
         self.forms = _Forms(ValueKind.WHITESPACE)
+        self._seen: set[int] = set()
 
     def add(self, part: Segment) -> None:
-        if part.role in _ROLES_OF_OTHERS:
+        text_hash = hash(part.text)
+        if part.role in _ROLES_OF_OTHERS or text_hash in self._seen:
             return
+        self._seen.add(text_hash)
         before = pending = ""
         start = offset = 0
         for line in part.text.split("\n"):
@@ -288,7 +292,7 @@ class _Spaces:
         """Note ``chunk``, a line with the blank lines behind it; return the line without its spaces."""
         bare = chunk.rstrip(" \t\r\n")
         if bare:
-            self.forms.add(dataclasses.replace(part, text=chunk), canonical=f"{before}\n{bare}", offset=start)
+            self.forms.add(part, chunk, canonical=f"{before}\n{bare}", offset=start)
         return bare
 
 
@@ -304,8 +308,8 @@ class _Tools:
         if part is None or not isinstance(tools, list):
             return
         canonical = [json.dumps(tool, sort_keys=True, ensure_ascii=False) for tool in tools]
-        self.orders.add(part, canonical="\n".join(sorted(canonical)), form="\n".join(canonical))
+        self.orders.add(part, part.text, canonical="\n".join(sorted(canonical)), form="\n".join(canonical))
         offset = 0
         for tool, text in zip(canonical, part.text.split("\n"), strict=True):
-            self.keys.add(dataclasses.replace(part, text=text), canonical=tool, offset=offset)
+            self.keys.add(part, text, canonical=tool, offset=offset)
             offset += len(text) + 1

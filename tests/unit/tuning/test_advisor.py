@@ -61,7 +61,7 @@ def test_a_planted_fault_is_found_and_predicted_exactly(
     name: str, text: str, tool_tokenizer: LocalTokenizer
 ) -> None:
     planted = faults.FAULTS[name].planted
-    window = faults.window(name, text=text)
+    window = faults.window(name, text=text, requests=24)
     (found,) = advice(window, tool_tokenizer).suggestions
     assert (found.kind, found.route) == (planted.kind, "shop")
     assert found.risk is (Risk.REVIEW if planted.kind == "move_volatile" else Risk.SAFE)
