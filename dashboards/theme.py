@@ -26,6 +26,8 @@ _BOTH = {
     "baseRadius": "8px",
     "headingFontSizes": '["1.75rem", "1.3rem", "1.05rem", "1rem", "0.9rem", "0.85rem"]',
     "metricValueFontSize": "1.6rem",
+    "paddingTop": "2.5rem",
+    "paddingBottom": "3rem",
 }
 _LIGHT = {
     "backgroundColor": "#ffffff",

@@ -1,5 +1,6 @@
 """What the pages share: the frame around a page, the window, and what is shown instead of a traceback."""
 
+import re
 from collections.abc import Callable
 
 import streamlit as st
@@ -11,6 +12,7 @@ from kvscope.errors import KvscopeError, SchemaError, UsageError
 EXPERIMENT = "experiment"
 """Where the session keeps the name of the experiment that was chosen."""
 
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>#$~:|])")
 _WINDOW = "window"
 _LABELS = {window.label: window for window in WINDOWS}
 
@@ -45,8 +47,13 @@ def trouble(error: KvscopeError) -> None:
 
 
 def _sentence(text: str) -> str:
-    """Return an error's line as a sentence; a dollar sign would start a formula."""
-    return (text[:1].upper() + text[1:]).rstrip(".").replace("$", "\\$") + "."
+    """Return an error's line as a sentence."""
+    return plain((text[:1].upper() + text[1:]).rstrip(".")) + "."
+
+
+def plain(text: str) -> str:
+    """Return text that Streamlit's Markdown shows as it is: names of routes are data, not markup."""
+    return _MARKUP.sub(r"\\\1", text)
 
 
 def empty(heading: str, text: str, icon: str = ":material/hourglass_empty:") -> None:

@@ -43,11 +43,7 @@ def _body() -> None:
     st.altair_chart(view.cause_chart(frame, share=unit == _SHARE))
     _places(since_at)
     st.subheader("Missed tokens by cause", anchor=False)
-    st.dataframe(
-        view.totals_frame(rows),
-        column_config=tables.columns("cause", "tokens", "share", "meaning"),
-        hide_index=True,
-    )
+    st.dataframe(**tables.options(view.totals_frame(rows)))
 
 
 def _places(since_at: float | None) -> None:
@@ -64,7 +60,7 @@ def _places(since_at: float | None) -> None:
     if frame.empty:
         st.caption("No difference between prompts was found that breaks a prefix.")
         return
-    st.dataframe(frame, column_config=tables.columns(*frame.columns), hide_index=True)
+    st.dataframe(**tables.options(frame))
     st.caption("Positions and kinds of value only: kvscope stores no prompt text.")
 
 

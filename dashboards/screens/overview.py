@@ -7,14 +7,16 @@ import streamlit as st
 from dashboards import data, ui
 from dashboards.views import overview as view
 from dashboards.views import tables
+from dashboards.views.charts import Event
 from dashboards.views.windows import bucket_seconds
-from kvscope.model.views import HitRow
+from kvscope.model.views import HitRow, TimelineRow
 from kvscope.reports import words
 from kvscope.reports.content import Traffic
 from kvscope.reports.measure import traffic
 
 _NEWEST = 5_000  # requests whose times are read one by one
-_COARSE_SECONDS = 3_600.0
+_STEPS = (86_400.0, 3_600.0, 60.0, 1.0)
+_ENOUGH_BUCKETS = 12
 
 
 def show() -> None:
@@ -38,34 +40,29 @@ def _body() -> None:
         return
     total = data.hits("total", since_at)[0]
     before = window.before(now)
-    _figures(total, data.hits("total", *before) if before else [], since_at, window.label)
+    _figures(total, data.hits("total", *before) if before else [], since_at)
     routes = view.shown_routes(rows)
     _charts(rows, routes, since_at)
-    st.dataframe(
-        view.route_frame(rows).drop(columns="label"),
-        column_config=tables.columns(
-            "route", "requests", "prompt_tokens", "cached_tokens", "hit_rate", "ttft_ms"
-        ),
-        hide_index=True,
-    )
+    st.dataframe(**tables.options(view.route_frame(rows).drop(columns="label")))
     _sums()
 
 
-def _figures(total: HitRow, before: Sequence[HitRow], since_at: float | None, label: str) -> None:
+def _figures(total: HitRow, before: Sequence[HitRow], since_at: float | None) -> None:
     """Draw the key figures, with their change from the window before where that had traffic."""
     figures = traffic("total", data.requests(_NEWEST, since_at), total)
     old = before[0] if before else None
     rate = view.change(total.hit_rate, old.hit_rate if old else None)
     ttft = view.change(total.ttft_seconds_mean, old.ttft_seconds_mean if old else None)
-    note = f"from the {label} before"
+    note = "from before"
     first, second, third, fourth, fifth = st.columns(5)
     first.metric(
         "Hit rate",
         words.percent(total.hit_rate),
         None if rate is None else words.points(rate),
         border=True,
+        height="stretch",
         help="Cached ÷ prompt tokens, over requests whose tokens are known.",
-        delta_description=note,
+        delta_description=None if rate is None else note,
     )
     second.metric(
         "TTFT mean",
@@ -74,7 +71,7 @@ def _figures(total: HitRow, before: Sequence[HitRow], since_at: float | None, la
         delta_color="inverse",
         border=True,
         help=_ttft_help(figures),
-        delta_description=note,
+        delta_description=None if ttft is None else note,
     )
     third.metric("TTFT p95", words.seconds(figures.ttft.p95 if figures.ttft else None), border=True)
     fourth.metric(
@@ -90,19 +87,19 @@ def _ttft_help(figures: Traffic) -> str:
     if figures.ttft is None:
         return "No source told the time to first token."
     who = "the engine" if figures.ttft.source == "engine" else "the gateway, at the client's side"
-    return f"Time to first token, measured by {who}; from the newest {words.count(figures.ttft.requests)} requests."
+    newest = words.count(figures.ttft.requests)
+    return f"Time to first token, measured by {who}; from the newest {newest} requests."
 
 
 def _requests_help(total: HitRow) -> str:
-    tokens = f"{words.count(total.prompt_tokens)} prompt tokens, {words.count(total.cached_tokens)} of them cached."
+    prompt, cached = words.count(total.prompt_tokens), words.count(total.cached_tokens)
+    tokens = f"{prompt} prompt tokens, {cached} of them cached."
     unknown = total.requests - total.known_requests
     return tokens + (f" The tokens of {words.count(unknown)} requests are unknown." if unknown else "")
 
 
 def _charts(rows: Sequence[HitRow], routes: Sequence[str], since_at: float | None) -> None:
-    coarse = data.timeline(_COARSE_SECONDS, since_at)
-    begin = coarse[0].at if since_at is None else max(since_at, coarse[0].at)
-    fine = data.timeline(bucket_seconds(begin, coarse[-1].at + _COARSE_SECONDS), since_at)
+    fine = _timeline(since_at)
     events = view.events(data.experiments(), data.policies(), since_at)
     left, right = st.columns([2, 1], gap="medium")
     with left:
@@ -117,7 +114,23 @@ def _charts(rows: Sequence[HitRow], routes: Sequence[str], since_at: float | Non
         _line("TPOT over time, ms", fine, view.TPOT, routes, events)
 
 
-def _line(heading, rows, measure, routes, events) -> None:
+def _timeline(since_at: float | None) -> list[TimelineRow]:
+    """Read the traffic in buckets that suit its length, which coarser buckets tell first."""
+    for step in _STEPS:
+        rows = data.timeline(step, since_at)
+        length = rows[-1].at - rows[0].at if rows else 0.0
+        if length >= step * _ENOUGH_BUCKETS or step == _STEPS[-1]:
+            return data.timeline(bucket_seconds(length, sum(row.requests for row in rows)), since_at)
+    return []
+
+
+def _line(
+    heading: str,
+    rows: Sequence[TimelineRow],
+    measure: view.Measure,
+    routes: Sequence[str],
+    events: Sequence[Event],
+) -> None:
     st.subheader(heading, anchor=False)
     frame = view.timeline_frame(rows, measure, routes)
     if frame.empty:

@@ -35,11 +35,8 @@ def _body() -> None:
         )
         return
     st.caption(f"{words.count(len(found))} of the newest {words.count(size)} requests, newest first.")
-    frame = view.record_frame(found)
     event = st.dataframe(
-        frame,
-        column_config=tables.columns(*view.COLUMNS),
-        hide_index=True,
+        **tables.options(view.record_frame(found)),
         height=_TABLE_PIXELS,
         on_select="rerun",
         selection_mode="single-row",
@@ -90,10 +87,7 @@ def _details(record: RequestRecord) -> None:
         for column, (name, lines) in zip(st.columns(max(1, len(groups))), groups.items(), strict=False):
             with column:
                 st.markdown(f"**{name}**")
-                st.dataframe(
-                    [{"field": field, "value": value, "told by": source} for field, value, source in lines],
-                    hide_index=True,
-                )
+                st.dataframe(**tables.options(view.detail_frame(lines)))
         unknown = view.unknown_fields(record)
         if unknown:
             st.caption(f"Not told by any source: {', '.join(unknown)}.")

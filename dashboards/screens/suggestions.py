@@ -22,7 +22,7 @@ def show() -> None:
     """Draw the page."""
     ui.page(
         "Suggestions",
-        "Changes that would let more of each prompt come from the cache, predicted by exact replay. Best first.",
+        "What would let more of each prompt come from the cache, predicted by replay. Best first.",
         _body,
     )
 
@@ -46,7 +46,7 @@ def _card(suggestion: Suggestion, experiments: Sequence[Experiment]) -> None:
     with st.container(border=True, key=f"card-{suggestion.id}"):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.subheader(words.title(suggestion.kind), anchor=False, width="content")
-            st.badge(f"route {suggestion.route}", color="gray")
+            st.badge(f"route {ui.plain(suggestion.route)}", color="gray")
             st.badge(
                 suggestion.risk.value,
                 color=view.RISK_COLOURS[suggestion.risk],
@@ -58,8 +58,10 @@ def _card(suggestion: Suggestion, experiments: Sequence[Experiment]) -> None:
         middle.metric("TTFT change", words.change_seconds(suggestion.ttft_change_seconds))
         right.metric("Tokens saved a day", words.count(suggestion.tokens_saved_per_day))
         for line in changes_of(suggestion.transforms) or ("A person must act: the gateway cannot do this.",):
-            st.markdown(line)
-        st.caption(" · ".join(f"{label}: {text}" for label, text in evidence.lines(suggestion.evidence)))
+            st.markdown(ui.plain(line))
+        st.caption(
+            " · ".join(f"{label}: {ui.plain(text)}" for label, text in evidence.lines(suggestion.evidence))
+        )
         with st.container(horizontal=True, vertical_alignment="center"):
             if suggestion.transforms:
                 _create(suggestion, experiments)
@@ -67,7 +69,9 @@ def _card(suggestion: Suggestion, experiments: Sequence[Experiment]) -> None:
                 data.dismiss(suggestion.id)
                 st.rerun()
             for experiment in view.tried_by(suggestion, experiments):
-                st.caption(f"Tried by **{experiment.name}** ({experiment.state.value})", width="content")
+                st.caption(
+                    f"Tried by **{ui.plain(experiment.name)}** ({experiment.state.value})", width="content"
+                )
 
 
 def _create(suggestion: Suggestion, experiments: Sequence[Experiment]) -> None:

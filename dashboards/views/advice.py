@@ -1,6 +1,6 @@
 """Suggestions as cards: what each would change and bring, and what a new experiment is called."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import altair as alt
 import pandas as pd
@@ -11,7 +11,7 @@ from kvscope.model.advice import Experiment, Suggestion
 from kvscope.model.prompt import Risk
 from kvscope.reports import words
 
-RISK_COLOURS = {Risk.SAFE: "green", Risk.REVIEW: "orange", Risk.QUALITY: "red"}
+RISK_COLOURS: Mapping[Risk, charts.Colour] = {Risk.SAFE: "green", Risk.REVIEW: "orange", Risk.QUALITY: "red"}
 RISK_MEANINGS = {
     Risk.SAFE: "What the model reads keeps its meaning.",
     Risk.REVIEW: "The order of what the model reads changes.",

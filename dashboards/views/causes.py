@@ -53,7 +53,7 @@ def cause_chart(frame: pd.DataFrame, *, share: bool) -> alt.Chart:
         scale=alt.Scale(domain=[0, 1]) if share else alt.Undefined,
         stack="zero",
     )
-    return (
+    chart: alt.Chart = (
         alt.Chart(frame)
         .mark_bar(height=20)
         .encode(
@@ -74,6 +74,7 @@ def cause_chart(frame: pd.DataFrame, *, share: bool) -> alt.Chart:
         )
         .properties(height=_BAR_PIXELS * max(2, len(routes)) + 50)
     )
+    return chart
 
 
 def totals_frame(rows: Sequence[HitRow]) -> pd.DataFrame:
@@ -99,7 +100,7 @@ def totals_frame(rows: Sequence[HitRow]) -> pd.DataFrame:
 
 
 def place_frame(rows: Sequence[MissRow], causes: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return a row a place where tokens missed, for the given causes (None: all), in the order of ``rows``."""
+    """Return a row a place where tokens missed, in the order of ``rows``; for ``causes``, or for all."""
     return pd.DataFrame(
         [
             {

@@ -2,11 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import altair as alt
 import pandas as pd
 
 from dashboards import theme
+
+Colour = Literal["red", "orange", "yellow", "blue", "green", "violet", "gray", "primary"]
+"""Names of colours that Streamlit's badges know."""
 
 HEIGHT = 250
 _LABEL_CHARACTERS = 26
@@ -37,9 +41,9 @@ def time_axis() -> alt.X:
     return alt.X("at:T", title=None, axis=alt.Axis(grid=False, tickCount=6, labelOverlap=True))
 
 
-def legend() -> alt.Legend:
-    """Return a legend above the chart, where it takes no width."""
-    return alt.Legend(title=None, orient="top", labelLimit=180, symbolType="circle", columns=0)
+def legend(columns: int = 0) -> alt.Legend:
+    """Return a legend above the chart, where it takes no width; 0 columns: all in one row."""
+    return alt.Legend(title=None, orient="top", labelLimit=180, symbolType="circle", columns=columns)
 
 
 def event_marks(events: Sequence[Event], colour: str) -> list[alt.Chart]:
@@ -56,8 +60,8 @@ def event_marks(events: Sequence[Event], colour: str) -> list[alt.Chart]:
     base = alt.Chart(frame).encode(x=time_axis(), tooltip=[alt.Tooltip("label:N", title="Event")])
     return [
         base.mark_rule(strokeDash=[4, 4], color=colour, opacity=0.8),
-        base.mark_text(align="left", baseline="top", dx=4, y=2, fontSize=11, color=colour).encode(
-            text="short:N"
+        base.mark_text(align="center", baseline="bottom", fontSize=11, color=colour).encode(
+            text="short:N", y=alt.value(-4)
         ),
     ]
 

@@ -21,7 +21,6 @@ COLUMNS = (
     "cause",
     "ttft_ms",
     "tpot_ms",
-    "output_tokens",
     "arm",
     "request_id",
 )
@@ -102,7 +101,6 @@ def record_frame(records: Sequence[RequestRecord]) -> pd.DataFrame:
             "cause": main_cause(record),
             "ttft_ms": _ms(record.ttft_seconds),
             "tpot_ms": _ms(record.tpot_seconds),
-            "output_tokens": record.output_tokens,
             "arm": record.arm,
             "request_id": record.request_id,
         }
@@ -141,6 +139,11 @@ def details(record: RequestRecord) -> dict[str, list[tuple[str, str, str]]]:
         if lines:
             found[group] = lines
     return found
+
+
+def detail_frame(lines: Sequence[tuple[str, str, str]]) -> pd.DataFrame:
+    """Return the lines of one group of ``details`` as a frame."""
+    return pd.DataFrame(lines, columns=["field", "value", "source"])
 
 
 def unknown_fields(record: RequestRecord) -> list[str]:
@@ -190,7 +193,7 @@ def _one_bar(
         [{"part": name, "value": value, "order": order} for order, (name, value) in enumerate(parts)]
     )
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    return (
+    chart: alt.Chart = (
         alt.Chart(frame)
         .mark_bar(height=22)
         .encode(
@@ -204,3 +207,4 @@ def _one_bar(
         )
         .properties(height=90)
     )
+    return chart

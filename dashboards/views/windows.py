@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 _LADDER = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400)
 _BUCKETS = 90  # at most about so many points a line: more cannot be told apart
+_REQUESTS = 15  # at least about so many requests a bucket: fewer make a line of noise
+_FEWEST = 12  # buckets, however few the requests
 STEP_SECONDS = 5.0
 """Windows begin at multiples of this, so that reads of the same few seconds share one answer."""
 
@@ -41,7 +43,8 @@ WINDOWS: Sequence[Window] = (
 DEFAULT = WINDOWS[2]
 
 
-def bucket_seconds(first_at: float, last_at: float) -> float:
-    """Return a round length of bucket that cuts the time between into not too many."""
-    wanted = (last_at - first_at) / _BUCKETS
+def bucket_seconds(length: float, requests: int) -> float:
+    """Return a round length of bucket for ``length`` seconds of traffic: not too many, not too empty."""
+    wanted = max(length / _BUCKETS, length * _REQUESTS / max(requests, 1))
+    wanted = min(wanted, length / _FEWEST)
     return float(next((step for step in _LADDER if step >= wanted), math.ceil(wanted / 86_400) * 86_400))

@@ -56,12 +56,12 @@ def _environment(form: str) -> Environment:
         "title": words.title,
         "metric": words.metric,
         "quantity": words.quantity,
-        "bound": words.bound,
         "evidence": evidence.lines,
     }
     environment.globals |= {
         "place": words.place,
         "characters": words.characters,
+        "interval": words.interval,
         "margin": words.margin,
     }
     return environment

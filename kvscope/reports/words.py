@@ -122,6 +122,13 @@ def bound(value: float | None, metric: str) -> str:
     return "any" if value is None or math.isinf(value) else quantity(value, metric, change=True)
 
 
+def interval(low: float | None, high: float | None, metric: str) -> str:
+    """Return both ends of an interval of a change, their unit once: ``−137 to −125 ms``."""
+    first, last = bound(low, metric), bound(high, metric)
+    first_number, _, first_unit = first.partition(" ")
+    return f"{first_number if first_unit == last.partition(' ')[2] else first} to {last}"
+
+
 def margin(value: float, metric: str, *, relative: bool) -> str:
     """Return how much worse a guardrail lets its metric become."""
     return f"{value:.0%}".replace("%", " %") if relative else quantity(value, metric, change=True).lstrip("+")

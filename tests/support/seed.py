@@ -6,6 +6,7 @@ Figures are made up but consistent: causes add up to each prompt, and the engine
 import dataclasses
 import random
 from collections.abc import Iterator
+from typing import Any
 
 from kvscope.experiments.looks import make_look
 from kvscope.model.advice import (
@@ -101,15 +102,15 @@ def seed_traffic(store: Store, *, now: float = NOW, requests: int = 480) -> None
             told = {name: values[name] for name in names if values.get(name) is not None}
             parts.append(RequestPart(request_id=request_id, source=source, values=told))
         misses += [dataclasses.replace(miss, request_id=request_id) for miss in lost]
-        queried += values["prompt_tokens"] or 0
-        hits += values["cached_tokens"] or 0
+        queried += values["prompt_tokens"]
+        hits += values["cached_tokens"]
     samples = list(_samples(begin, now, queried, hits))
     assert store.batches.write([Batch(parts=parts, misses=misses, samples=samples)]) == 0
 
 
 def _request(
     rng: random.Random, begin: float, offset: float, number: int
-) -> tuple[dict[str, object | None], list[Miss]]:
+) -> tuple[dict[str, Any], list[Miss]]:
     route = rng.choices(_ROUTES, weights=[route.weight for route in _ROUTES])[0]
     prompt = rng.randint(*route.prompt)
     in_trial = route.name == "support" and _START <= offset < _PROMOTED
@@ -124,7 +125,7 @@ def _request(
     output = rng.randint(12, 90)
     tpot = 0.011 + rng.gauss(0, 0.0012)
     failed = number % 97 == 96
-    values: dict[str, object | None] = {
+    values: dict[str, Any] = {
         "trace_id": f"{rng.getrandbits(128):032x}",
         "session": f"session-{session}",
         "route": route.name,
