@@ -39,11 +39,19 @@ class TrafficClient:
     """Sends sessions to one gateway; turns of a session come one after the other, sessions side by side."""
 
     def __init__(
-        self, url: str, workload: Workload, *, seed: int, clients: int = 4, open_sessions: int = 8
+        self,
+        url: str,
+        workload: Workload,
+        *,
+        seed: int,
+        clients: int = 4,
+        open_sessions: int = 8,
+        pause_seconds: float = 0.12,
     ) -> None:
         self._url = url
         self._workload = workload
         self._clients = clients
+        self._pause_seconds = pause_seconds  # on average, between an answer and the client's next request
         self._open_sessions = open_sessions
         self._rng = random.Random(seed)  # noqa: S311 - made-up traffic, no secret
         self._open: list[_Open] = []
@@ -91,6 +99,7 @@ class TrafficClient:
             else:
                 self.tally.sessions[current.session.route] += 1
             progress(self.tally)
+            await asyncio.sleep(self._rng.expovariate(1 / self._pause_seconds) if self._pause_seconds else 0)
 
     def _next(self, source: Iterator[Session]) -> _Open | None:
         """Take one of the open conversations at random; new ones open while there are few."""

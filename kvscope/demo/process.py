@@ -86,17 +86,16 @@ class ChildProcess:
             time.sleep(_POLL_SECONDS)
 
     def stop(self, *, grace_seconds: float = 10.0) -> None:
-        """End the whole group: SIGTERM, then SIGKILL after the grace time; safe twice."""
+        """End the program, then whatever is left of its group after the grace time; safe twice."""
         if self._process.returncode is not None:
             return
-        # The leader is reaped last: until then no other group can get its id.
-        self._signal(signal.SIGTERM)
+        # The program comes first, for it may have children to end in its own way. It is reaped last: until
+        # then no other group can get its id.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_seconds
         while self.running() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()

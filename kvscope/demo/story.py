@@ -118,7 +118,7 @@ def show_verdict(screen: Screen, experiment: Experiment, look: Look | None) -> N
         arms = look.results["arms"]
         rows = [
             (
-                name + (" (baseline)" if arm["baseline"] else ""),
+                name,
                 number(arm["units"]),
                 number(arm["requests"]),
                 percent(arm["hit_rate"]),
@@ -129,7 +129,7 @@ def show_verdict(screen: Screen, experiment: Experiment, look: Look | None) -> N
         screen.table("Arms", ("arm", "sessions", "requests", "hit rate", "TTFT mean"), rows)
         differences = [
             (row["metric"], _figure(row, "estimate"), f"{_figure(row, 'low')} to {_figure(row, 'high')}")
-            for row in look.results["differences"]
+            for row in look.results["differences"].values()
             if row.get("estimate") is not None
         ]
         level = f"{1 - experiment.alpha:.0%} interval, valid at every look"
