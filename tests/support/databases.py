@@ -30,7 +30,14 @@ def postgresql_server() -> Iterator[str]:
         folder = Path(tempfile.mkdtemp(prefix="kvs-pg-"))
         server = get_server(folder / "data")
     try:
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+        url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+        admin = create_engine(url, isolation_level="AUTOCOMMIT")
+        with admin.connect() as connection:
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):  # the machine will not fail
+                connection.execute(text(f"ALTER SYSTEM SET {setting} = off"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+        admin.dispose()
+        yield url
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
