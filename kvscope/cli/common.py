@@ -48,16 +48,18 @@ def since_at(age: str | None) -> float | None:
     return system_clock() - float(match[1]) * _UNITS[match[2]]
 
 
+def store_url(db: str | None) -> str:
+    """Return ``db`` or the default store's URL; raises ``UsageError`` while there is no default store."""
+    url = db or default_db()
+    if url.startswith(f"sqlite:///{data_directory()}") and not data_directory().exists():
+        raise UsageError("there is no store yet: start `kvscope agent`, or name one with --db URL")
+    return url
+
+
 @contextmanager
 def opened(db: str | None) -> Iterator[Store]:
     """Open the store for one command and close it after."""
-    if (
-        db is None
-        and default_db() == f"sqlite:///{data_directory() / 'kvscope.db'}"
-        and not data_directory().exists()
-    ):
-        raise UsageError("there is no store yet: start `kvscope agent`, or name one with --db URL")
-    store = open_store(db or default_db())
+    store = open_store(store_url(db))
     try:
         yield store
     finally:

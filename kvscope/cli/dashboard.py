@@ -5,8 +5,7 @@ import subprocess
 
 import click
 
-from kvscope.cli.common import db_option
-from kvscope.config.load import default_db
+from kvscope.cli.common import db_option, store_url
 
 
 @click.command()
@@ -23,7 +22,7 @@ def dashboard(db: str | None, host: str, port: int, check: bool) -> int:
         click.echo("the dashboard can start")
         return 0
     click.echo(f"dashboard: http://{host}:{port}", err=True)
-    process = subprocess.Popen(launch.command(db or default_db(), host, port))  # noqa: S603 - our own command
+    process = subprocess.Popen(launch.command(store_url(db), host, port))  # noqa: S603 - our own command
     try:
         return process.wait()
     except KeyboardInterrupt:

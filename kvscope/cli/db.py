@@ -2,7 +2,7 @@
 
 import click
 
-from kvscope.cli.common import db_option, emit_json, json_option
+from kvscope.cli.common import db_option, emit_json, json_option, store_url
 from kvscope.config.load import default_db, make_data_directory
 from kvscope.store import migrate
 
@@ -31,7 +31,7 @@ def upgrade(db: str | None, as_json: bool) -> None:
 @json_option
 def check(db: str | None, as_json: bool) -> int:
     """Say whether the schema is this version's; exit code 1 when it is not."""
-    status = migrate.check(db or default_db())
+    status = migrate.check(store_url(db))
     if as_json:
         emit_json({"ok": status.ok, "found": status.found, "expected": status.expected})
     elif status.ok:
