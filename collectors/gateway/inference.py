@@ -18,7 +18,7 @@ from collectors.gateway.upstream import Upstreams
 from collectors.gateway.usage import asking, can_ask, choices_of
 from kvscope.model.prompt import Prompt
 from kvscope.model.request import Status
-from kvscope.pipeline.contracts import CollectorContext
+from kvscope.pipeline.contracts import CollectorContext, Decision
 from kvscope.prompts.routes import ROUTE_HEADER, route_of
 from kvscope.prompts.transforms import apply_transforms, layout_name
 
@@ -107,8 +107,13 @@ class Inference:
         if call.body is None or call.sent_body is None:
             return
         with self._metrics.fail_open("policy"):
-            call.decision = self._context.policy.decide(
-                route=call.route or "", session=call.session, request_id=call.request_id, at=call.arrived_at
+            call.decision = _decided(
+                self._context.policy.decide(
+                    route=call.route or "",
+                    session=call.session,
+                    request_id=call.request_id,
+                    at=call.arrived_at,
+                )
             )
         with self._metrics.fail_open("transforms"):
             if specs := call.decision.transforms:
@@ -148,6 +153,13 @@ async def _relay(relay: Relay, answer: aiohttp.ClientResponse) -> None:
         await relay.run(answer)
     finally:
         answer.close()
+
+
+def _decided(decision: Any) -> Decision:
+    """Return what the policy, perhaps a third party's, decided; raises ``TypeError`` for anything else."""
+    if not isinstance(decision, Decision):
+        raise TypeError(type(decision).__name__)
+    return decision
 
 
 def _prompt(call: Call, body: dict[str, Any], sent_body: dict[str, Any]) -> Prompt:

@@ -30,13 +30,8 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[Piece]:
         """Return what ``data`` completes."""
-        if (
-            not self._waiting
-            and not self._oversized
-            and data.find(b"\n\n") == len(data) - 2
-            and b"\r" not in data
-        ):
-            return [Piece(data, whole=True)] if data else []
+        if not self._waiting and not self._oversized and _is_one_event(data):
+            return [Piece(data, whole=True)]
         waiting = self._waiting
         searched = max(0, len(waiting) - _LONGEST_BLANK_LINE)
         waiting += data
@@ -59,6 +54,11 @@ class EventSplitter:
         rest = bytes(self._waiting)
         self._waiting.clear()
         return rest
+
+
+def _is_one_event(data: bytes) -> bool:
+    """Tell the usual case, one event in one chunk, without a regular expression."""
+    return data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data
 
 
 def event_data(raw: bytes) -> bytes:
