@@ -3,13 +3,13 @@
 import dataclasses
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from kvscope.analysis.latency import predict_seconds
 from kvscope.model.advice import FittedModel
-from kvscope.model.prompt import Prompt
+from kvscope.model.prompt import Prompt, TransformSpec
 from kvscope.prompts.tokenizing import PromptTokenizer, ServerTokenizer, load_tokenizer
 from kvscope.tuning.advisor import Advice, advise
 
@@ -27,6 +27,7 @@ class AdviceTask:
     num_blocks: int | None
     now: float
     min_gain: float
+    in_force: Mapping[str, Sequence[TransformSpec]]  # by route
 
 
 def tokenizer_of(place: Path | str) -> PromptTokenizer:
@@ -60,6 +61,7 @@ def run_task(task: AdviceTask) -> Advice:
         ttft=ttft_predictor(task.models),
         now=task.now,
         min_gain=task.min_gain,
+        in_force=task.in_force,
     )
 
 

@@ -96,6 +96,7 @@ class Advisor:
         await asyncio.to_thread(self._store.advice.save_models, list(fit.models))
         if cache.block_size is None:
             return
+        policies = await asyncio.to_thread(self._store.advice.policies)
         task = AdviceTask(
             prompts=window,
             models=fit.models,
@@ -104,6 +105,7 @@ class Advisor:
             num_blocks=cache.usable_blocks,
             now=now,
             min_gain=self._settings.min_gain,
+            in_force={policy.route: policy.transforms for policy in policies},
         )
         if self._pool is None:
             self._pool = advice_pool()
