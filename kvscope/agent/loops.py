@@ -102,7 +102,7 @@ class Advisor:
             models=fit.models,
             tokenizer=self._tokenizer,
             block_size=cache.block_size,
-            num_blocks=cache.usable_blocks,
+            num_blocks=cache.num_blocks,
             now=now,
             min_gain=self._settings.min_gain,
             in_force={policy.route: policy.transforms for policy in policies},
