@@ -56,7 +56,7 @@ class BlockIndex:
         self._by_hash: dict[tuple[str, int, int | bytes], tuple[int, int]] = {}
         self._sequences: dict[str, tuple[int, float]] = {}
         self._lock = threading.Lock()
-        self.partial = False
+        self._partial: set[str] = set()  # replicas of which not all is known
         self.unknown_blocks = 0
         self.block_size: int | None = None
         self.loras: set[str] = set()
@@ -65,12 +65,17 @@ class BlockIndex:
         """Return the number of blocks that are cached now."""
         return len(self._blocks) - len(self._removed)
 
+    @property
+    def partial(self) -> bool:
+        """Whether blocks may have been stored or removed without the index knowing."""
+        return bool(self._partial)
+
     def apply(self, batch: CacheEventBatch) -> bool:
         """Take over a batch; False for one that was seen before.
 
         A first batch that is not number 0, and a gap in the numbers, make the index ``partial``: blocks may
-        be cached or gone without its knowing. A number that goes back with a later time is a new engine
-        process.
+        be cached or gone without its knowing, until the engine clears its cache. A number that goes back
+        with a later time is a new engine process, as is a negative number, which stands for one.
         """
         with self._lock:
             if not self._follows(batch):
@@ -98,17 +103,16 @@ class BlockIndex:
             return Presence.CACHED if cached else Presence.REMOVED
 
     def _follows(self, batch: CacheEventBatch) -> bool:
-        known = self._sequences.get(batch.replica)
-        if known is None:
-            self.partial |= batch.sequence != 0
-        elif batch.sequence <= known[0]:
-            if batch.at <= known[1]:
-                return False
-            self._clear(batch.replica, batch.at)
-            self.partial |= batch.sequence != 0
-        elif batch.sequence != known[0] + 1:
-            self.partial = True
-        self._sequences[batch.replica] = (batch.sequence, batch.at)
+        replica, sequence = batch.replica, batch.sequence
+        known = self._sequences.get(replica)
+        if sequence < 0 or (known is not None and sequence <= known[0] and batch.at > known[1]):
+            self._clear(replica, batch.at)
+            known = None
+        if known is not None and sequence <= known[0]:
+            return False
+        if sequence > (0 if known is None else known[0] + 1):
+            self._partial.add(replica)
+        self._sequences[replica] = (sequence, batch.at)
         return True
 
     def _store(self, batch: CacheEventBatch, event: BlockStored) -> None:
@@ -173,6 +177,7 @@ class BlockIndex:
             self._removed[chain_id] = None
 
     def _clear(self, replica: str, at: float) -> None:
+        self._partial.discard(replica)
         for key in [key for key in self._by_hash if key[0] == replica]:
             chain_id, copies = self._by_hash.pop(key)
             if key[1] == 0:
@@ -184,7 +189,7 @@ class BlockIndex:
                 chain_id, _ = self._removed.popitem(last=False)
             else:
                 chain_id = next(iter(self._blocks))
-                self.partial = True
+                self._partial.add("")  # this stays: more is cached than may be remembered
             del self._blocks[chain_id]
 
 

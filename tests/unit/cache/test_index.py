@@ -107,6 +107,14 @@ def test_gaps_repeats_and_restarts() -> None:
     assert len(index) == 1
     index.apply(batch(5, 4.0))
     assert index.partial
+    index.apply(batch(6, 5.0, AllBlocksCleared()))
+    assert not index.partial
+    index.apply(batch(9, 6.0))
+    assert index.partial
+    assert index.apply(batch(-1, 7.0, AllBlocksCleared()))  # how the subscriber tells of a restart
+    assert index.apply(batch(0, 6.5, stored([55], range(50, 54))))
+    assert not index.partial
+    assert len(index) == 1
 
 
 def test_replicas_are_cleared_apart() -> None:
