@@ -153,6 +153,8 @@ class Ledger:
         """
         best: tuple[_Known, int] | None = None
         for known in self._candidates(domain, route):
+            if best is not None and not _agree_at(tokens, known.tokens, best[1]):
+                continue
             length = _common_prefix(tokens, known.tokens)
             if best is None or length > best[1]:
                 best = known, length
@@ -175,7 +177,7 @@ class Ledger:
             domain=domain,
             route=arrival.route,
             tokens=tokens,
-            windows=np.unique(window_hashes(tokens)),
+            windows=np.sort(window_hashes(tokens)),
             segments=tuple(arrival.segments),
             bytes=_ENTRY_BYTES + _TOKEN_BYTES * len(tokens) + chars,
         )
@@ -216,6 +218,11 @@ def _shorten(ids: dict[int, int], most: int) -> None:
     if len(ids) > most:
         for chain_id in list(itertools.islice(ids, most // 10 + len(ids) - most)):
             del ids[chain_id]
+
+
+def _agree_at(one: Tokens, other: Tokens, at: int) -> bool:
+    """Whether both have the same token at ``at``: else their common prefix is not longer than that."""
+    return at < min(len(one), len(other)) and bool(one[at] == other[at])
 
 
 def _common_prefix(one: Tokens, other: Tokens) -> int:

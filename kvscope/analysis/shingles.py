@@ -49,7 +49,7 @@ class WindowSet:
         """Add sorted hashes of one prompt; ``kept`` are those of all prompts that are still known."""
         self._added.append(hashes)
         if len(self._added) > _ADDED_BEFORE_REBUILD:
-            self._base = np.unique(np.concatenate([hashes[:0], *kept]))
+            self._base = _unique(np.sort(np.concatenate([hashes[:0], *kept])))
             self._added.clear()
 
     def known(self, tokens: Tokens, start: int) -> NDArray[np.bool_]:
@@ -66,6 +66,11 @@ class WindowSet:
         steps[begins] += 1
         steps[begins + WINDOW_TOKENS] -= 1
         return np.cumsum(steps[:-1]) > 0
+
+
+def _unique(ordered: Hashes) -> Hashes:
+    """Return sorted hashes without repeats; ``np.unique`` hashes them again, which is slower here."""
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
 def _among(hashes: Hashes, ordered: Hashes) -> NDArray[np.bool_]:
