@@ -8,9 +8,10 @@ repetition ends in the same record.
 import dataclasses
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
-from kvscope.model.request import MissCause, RequestPart, RequestRecord, Source
+from kvscope.model.request import REQUEST_FIELDS, MissCause, RequestPart, RequestRecord, Source
 
 _DEFAULT_TRUST = (Source.GATEWAY, Source.SPAN, Source.PLUGIN, Source.ANALYSIS)
 _ENGINE_FIRST = (Source.SPAN, Source.PLUGIN, Source.GATEWAY, Source.ANALYSIS)
@@ -28,8 +29,13 @@ _TRUST: dict[str, tuple[Source, ...]] = {
 }
 
 
-def _rank(field: str, source: str) -> int:
-    return _TRUST.get(field, _DEFAULT_TRUST).index(Source(source))
+_RANKS: dict[str, dict[str, int]] = {
+    field: {source.value: rank for rank, source in enumerate(_TRUST.get(field, _DEFAULT_TRUST))}
+    for field in REQUEST_FIELDS
+}
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(RequestRecord))
+_values = attrgetter(*_FIELDS)
 
 
 def _order(value: Any) -> tuple[Any, ...]:
@@ -54,21 +60,33 @@ def merge(record: RequestRecord | None, part: RequestPart) -> RequestRecord:
 
     The same object comes back when the part adds nothing.
     """
-    current = record or RequestRecord(request_id=part.request_id)
-    if current.request_id != part.request_id:
-        raise ValueError(f"part of {part.request_id!r} merged into {current.request_id!r}")
+    if record is None:
+        added = _additions(part, {}, None)
+        return RequestRecord(request_id=part.request_id, **added)
+    if record.request_id != part.request_id:
+        raise ValueError(f"part of {part.request_id!r} merged into {record.request_id!r}")
+    added = _additions(part, record.sources, record)
+    if not added:
+        return record
+    # as `dataclasses.replace` does, in half its time
+    return RequestRecord(**(dict(zip(_FIELDS, _values(record), strict=True)) | added))
+
+
+def _additions(part: RequestPart, known: Mapping[str, str], record: RequestRecord | None) -> dict[str, Any]:
+    """Return the fields that ``part`` changes, with the new ``sources``; nothing when it changes none."""
+    source = Source(part.source).value
     changes: dict[str, Any] = {}
-    sources = dict(current.sources)
     for field, value in part.values.items():
         if _says_nothing(value):
             continue
-        known = sources.get(field)
-        if known is not None:
-            new_rank, old_rank = _rank(field, part.source), _rank(field, known)
-            if new_rank > old_rank:
+        before = known.get(field)
+        if before is not None:
+            ranks = _RANKS[field]
+            if ranks[source] > ranks[before]:
                 continue
-            if new_rank == old_rank and _order(value) <= _order(getattr(current, field)):
+            if source == before and _order(value) <= _order(getattr(record, field)):
                 continue
         changes[field] = value
-        sources[field] = part.source.value
-    return dataclasses.replace(current, **changes, sources=sources) if changes else current
+    if changes:
+        changes["sources"] = {**known, **dict.fromkeys(changes, source)}
+    return changes

@@ -1,8 +1,8 @@
 """Rows of the bulk tables: from the model's objects to what the database takes, and back."""
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Boolean, Double, Integer
@@ -18,6 +18,8 @@ _KEYS = frozenset({"route", "experiment", "arm"})
 
 
 def _status(value: object) -> Status:
+    if type(value) is Status:
+        return value
     try:
         return Status(str(value))
     except ValueError as error:
@@ -45,6 +47,12 @@ _CLEANERS = {
 }
 FIELDS = tuple(_CLEANERS)
 REQUEST_COLUMNS = tuple(column.name for column in schema.requests.columns)
+_ALL = attrgetter(*REQUEST_COLUMNS)
+_CONVERSIONS: tuple[tuple[int, Callable[[Any], Any]], ...] = (
+    (REQUEST_COLUMNS.index("status"), str),
+    (REQUEST_COLUMNS.index("causes"), clean.json_text),
+    (REQUEST_COLUMNS.index("sources"), clean.json_as_given),
+)
 _PLAIN_COLUMNS = tuple(name for name in REQUEST_COLUMNS if name not in {"status", "causes", "sources"})
 
 
@@ -62,19 +70,16 @@ def clean_part(part: RequestPart) -> tuple[RequestPart, bool]:
             values[name] = _CLEANERS[name](value)
         except clean.UnfitError:
             whole = False
-    return dataclasses.replace(part, request_id=clean.key(part.request_id), values=values), whole
+    return RequestPart(request_id=clean.key(part.request_id), source=part.source, values=values), whole
 
 
 def request_row(record: RequestRecord) -> Row:
     """Return the row of a record that was merged from clean parts."""
-    return tuple(_stored(record, name) for name in REQUEST_COLUMNS)
-
-
-def _stored(record: RequestRecord, name: str) -> Any:
-    value = getattr(record, name)
-    if name == "sources" or (name == "causes" and value is not None):
-        return clean.json_text(value)
-    return value.value if name == "status" and value is not None else value
+    row = list(_ALL(record))
+    for place, stored in _CONVERSIONS:
+        if row[place] is not None:
+            row[place] = stored(row[place])
+    return tuple(row)
 
 
 def request_record(row: RowMapping | Mapping[str, Any]) -> RequestRecord:
@@ -98,8 +103,8 @@ def span_row(span: Span) -> Row:
         None if span.service is None else clean.text(span.service),
         clean.finite(span.start_at),
         clean.finite(span.end_at),
-        clean.json_text(span.attributes),
-        clean.json_text(span.resource),
+        clean.json_as_given(span.attributes),
+        clean.json_as_given(span.resource),
     )
 
 
