@@ -42,8 +42,7 @@ def trouble(error: KvscopeError) -> None:
         st.subheader(heading, anchor=False)
         st.write(_sentence(str(error)))
         st.caption("`kvscope agent` makes the store and fills it; this page reads it.")
-        if st.button("Try again", icon=":material/refresh:", key="try-again"):
-            st.rerun()
+        st.button("Try again", icon=":material/refresh:", key="try-again")  # a click draws the page anew
 
 
 def _sentence(text: str) -> str:

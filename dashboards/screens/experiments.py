@@ -1,12 +1,13 @@
 """Experiments: what is tried on live traffic, what it shows, and the buttons that ask the agent to act."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
 from dashboards import data, ui
 from dashboards.views import tables
 from dashboards.views import trials as view
+from kvscope.errors import KvscopeError
 from kvscope.model.advice import Experiment, IntentAction, Look
 from kvscope.reports import words
 from kvscope.reports.changes import changes_of
@@ -79,25 +80,26 @@ def _head(experiment: Experiment, look: Look | None) -> None:
 def _buttons(experiment: Experiment) -> None:
     may = view.actions(experiment, data.policies())
     waiting = data.pending(experiment.id)
+    busy = bool(waiting)
     with st.container(horizontal=True, vertical_alignment="center"):
-        if may.start and st.button(
-            "Start", type="primary", icon=":material/play_arrow:", disabled=bool(waiting), key="start"
-        ):
-            _ask(experiment, IntentAction.START)
+        if may.start:
+            _button(experiment, IntentAction.START, "Start", ":material/play_arrow:", disabled=busy)
         if may.promote:
             yes = not may.override or st.checkbox(
                 "Promote all the same: the verdict is not keep", key=f"override-{experiment.id}"
             )
-            if st.button(
+            _button(
+                experiment,
+                IntentAction.PROMOTE,
                 "Promote",
-                type="primary",
-                icon=":material/rocket_launch:",
-                disabled=bool(waiting) or not yes,
-                key="promote",
-            ):
-                _ask(experiment, IntentAction.PROMOTE, **({"override": True} if may.override else {}))
-        if may.stop and st.button(may.stop_label, icon=":material/stop:", disabled=bool(waiting), key="stop"):
-            _ask(experiment, IntentAction.STOP)
+                ":material/rocket_launch:",
+                disabled=busy or not yes,
+                params={"override": True} if may.override else {},
+            )
+        if may.stop:
+            _button(experiment, IntentAction.STOP, may.stop_label, ":material/stop:", disabled=busy)
+    if problem := st.session_state.get(f"problem-{experiment.id}"):
+        st.error(ui.plain(problem))
     own = st.session_state.get(f"intent-{experiment.id}")
     shown = waiting if own is None else [data.intent(own), *(one for one in waiting if one.id != own)]
     for wish in shown:
@@ -105,9 +107,33 @@ def _buttons(experiment: Experiment) -> None:
         getattr(st, kind)(ui.plain(sentence))
 
 
-def _ask(experiment: Experiment, action: IntentAction, **params: bool) -> None:
-    st.session_state[f"intent-{experiment.id}"] = data.ask(experiment.id, action, **params)
-    st.rerun(scope="fragment")
+def _button(
+    experiment: Experiment,
+    action: IntentAction,
+    label: str,
+    icon: str,
+    *,
+    disabled: bool,
+    params: Mapping[str, bool] | None = None,
+) -> None:
+    st.button(
+        label,
+        type="secondary" if action is IntentAction.STOP else "primary",
+        icon=icon,
+        disabled=disabled,
+        key=action.value,
+        on_click=_ask,
+        args=(experiment.id, action, params or {}),
+    )
+
+
+def _ask(experiment_id: str, action: IntentAction, params: Mapping[str, bool]) -> None:
+    """Write the intent; what keeps it from being written is shown at the next drawing."""
+    st.session_state.pop(f"problem-{experiment_id}", None)
+    try:
+        st.session_state[f"intent-{experiment_id}"] = data.ask(experiment_id, action, **params)
+    except KvscopeError as error:
+        st.session_state[f"problem-{experiment_id}"] = str(error)
 
 
 def _key_figures(experiment: Experiment, look: Look | None) -> None:

@@ -95,7 +95,7 @@ def _requests_help(total: HitRow) -> str:
     prompt, cached = words.count(total.prompt_tokens), words.count(total.cached_tokens)
     tokens = f"{prompt} prompt tokens, {cached} of them cached."
     unknown = total.requests - total.known_requests
-    return tokens + (f" The tokens of {words.count(unknown)} requests are unknown." if unknown else "")
+    return tokens + (f" The tokens of {words.requests(unknown)} are unknown." if unknown else "")
 
 
 def _charts(rows: Sequence[HitRow], routes: Sequence[str], since_at: float | None) -> None:

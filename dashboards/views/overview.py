@@ -168,5 +168,5 @@ def sums_line(line: SumLine) -> str:
     counted, recorded = words.count(line.counter_tokens), words.count(line.record_tokens)
     if line.agree:
         return f"{line.engine}: the engine counted {counted} cached tokens, and so do the records."
-    missing = f" {words.count(line.unknown_requests)} requests do not tell." if line.unknown_requests else ""
+    missing = f" It is not known of {words.requests(line.unknown_requests)}." if line.unknown_requests else ""
     return f"{line.engine}: the engine counted {counted} cached tokens, the records hold {recorded}.{missing}"

@@ -1,53 +1,83 @@
-"""The evidence of a suggestion as labelled lines for people."""
+"""The evidence of a suggestion as labelled lines for people.
+
+What ``tuning.evidence`` and the advisor write is told in sentences; a key that is not known here is shown
+by its name, so that a newer rule's evidence is not lost.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvscope.reports import words
 
-_PLACE_KEYS = frozenset({"role", "message_index", "tools", "char_start", "char_end"})
+_TOLD = frozenset(
+    {
+        *("role", "message_index", "tools", "char_start", "char_end", "value_kind", "parts"),
+        *("requests", "window_seconds", "window_capped", "tokens_lost", "example_request_ids"),
+        *("hit_rate_newer_half_before", "hit_rate_newer_half_after", "in_force"),
+        # for programs: the same is told in another way, or is of no use to a reader
+        *("characters_moved", "hit_rate_window_before", "hit_rate_window_after", "ttft_requests"),
+    }
+)
+_PARTS = 3
 
 
 def lines(evidence: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return (label, text) pairs: where the prefix breaks first, then all else that was given."""
-    return tuple(_lines(evidence))
+    """Return (label, text) pairs: where the prefix breaks, what it costs, where to look."""
+    return tuple((label, text) for label, text in _lines(evidence) if text)
 
 
 def _lines(evidence: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    where = _where(evidence)
-    if where:
-        yield "Where", where
+    parts = evidence.get("parts") or [evidence]
+    yield "Where", "; ".join(filter(None, map(_where, parts[:_PARTS])))
+    if len(parts) > _PARTS:
+        yield "More places", words.count(len(parts) - _PARTS)
+    yield "Seen in", _seen(evidence)
+    lost = evidence.get("tokens_lost")
+    yield "Lost", "" if lost is None else f"{words.count(lost)} tokens"
+    before, after = evidence.get("hit_rate_newer_half_before"), evidence.get("hit_rate_newer_half_after")
+    if before is not None and after is not None:
+        yield "On the newer half alone", f"{words.percent(before)} to {words.percent(after)}"
+    yield "In force already", _text("in_force", evidence.get("in_force"))
+    yield "Examples", _text("id", evidence.get("example_request_ids"))
     for key, value in evidence.items():
-        if key not in _PLACE_KEYS and value is not None:
-            yield _label(key), _text(key, value)
+        if key not in _TOLD:
+            yield words.text(key).capitalize(), _text(key, value)
 
 
-def _where(evidence: Mapping[str, Any]) -> str:
-    role, index = evidence.get("role"), evidence.get("message_index")
-    if role is None and index is None and evidence.get("tools"):
-        role = "tools"
+def _where(part: Mapping[str, Any]) -> str:
+    """Return a place with its kind of value: ``system message 0, characters 14 to 33: timestamp``."""
+    role, index = part.get("role"), part.get("message_index")
     if role is None and index is None:
         return ""
-    start, end = evidence.get("char_start"), evidence.get("char_end")
-    place = words.place(role, index)
-    return place if start is None else f"{place}, {words.characters(start, end)}"
+    text = words.place(role, index if isinstance(index, int) else None)
+    start = part.get("char_start")
+    if start is not None:
+        text += f", {words.characters(start, part.get('char_end'))}"
+    kind = part.get("value_kind")
+    return text if kind is None else f"{text}: {words.text(kind)}"
 
 
-def _label(key: str) -> str:
-    for ending in ("_seconds", "_rate", "_at"):
-        key = key.removesuffix(ending) or key
-    return key.replace("_", " ").capitalize()
+def _seen(evidence: Mapping[str, Any]) -> str:
+    requests, seconds = evidence.get("requests"), evidence.get("window_seconds")
+    if requests is None:
+        return ""
+    text = words.requests(requests)
+    if seconds is not None:
+        text += f" in {words.span(seconds)}"
+    return text + (", the newest of more" if evidence.get("window_capped") else "")
 
 
 def _text(key: str, value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return _number(key, value)
     if isinstance(value, Mapping):
-        return _where(value) or "; ".join(f"{words.text(k)}: {_text(str(k), v)}" for k, v in value.items())
+        return "; ".join(f"{words.text(k)}: {_text(str(k), v)}" for k, v in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(_text(key, item) for item in value) or "none"
+        return ", ".join(_text(key, item) for item in value)
     return words.text(value) if key.endswith(("kind", "cause")) else str(value)
 
 
@@ -56,6 +86,6 @@ def _number(key: str, value: float) -> str:
         return words.moment(value)
     if key.endswith("_seconds"):
         return words.seconds(value)
-    if key.endswith(("_rate", "_share")):
+    if key.startswith("hit_rate") or key.endswith(("_rate", "_share")):
         return words.percent(value)
     return words.count(value) if float(value).is_integer() else words.decimal(value)

@@ -46,6 +46,7 @@ def _environment(form: str) -> Environment:
         "count": words.count,
         "percent": words.percent,
         "points": words.points,
+        "requests": words.requests,
         "change_percent": words.change_percent,
         "seconds": words.seconds,
         "change_seconds": words.change_seconds,

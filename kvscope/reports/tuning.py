@@ -56,7 +56,9 @@ def build_report(store: Store, *, now: float, since_at: float | None = None) -> 
         models=tuple(_model(model) for model in store.advice.models()),
         suggestions=tuple(_suggestion(item) for item in store.advice.suggestions()),
         experiments=tuple(experiment_line(store, item) for item in store.experiments.list()),
-        promotions=tuple(_promotion(store, policy) for policy in store.advice.policies()),
+        promotions=tuple(
+            _promotion(store, policy) for policy in store.advice.policies() if policy.transforms
+        ),
         sums=engine_sums(store),
     )
 

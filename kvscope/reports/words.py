@@ -62,6 +62,11 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else _signed(f"{value:,.0f}")
 
 
+def requests(number: int) -> str:
+    """Return a number of requests: ``1 request``, ``1,234 requests``."""
+    return f"{count(number)} request{'' if number == 1 else 's'}"
+
+
 def percent(rate: float | None) -> str:
     """Return a rate of 0 to 1 as ``35.9 %``."""
     return UNKNOWN if rate is None else _signed(f"{rate * 100:.1f} %")

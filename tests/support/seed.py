@@ -251,12 +251,28 @@ def suggestions(now: float = NOW) -> list[Suggestion]:
             risk=Risk.REVIEW,
             evidence={
                 "requests": 148,
+                "window_seconds": 900.0,
                 "role": "system",
                 "message_index": 0,
                 "char_start": 14,
                 "char_end": 33,
                 "value_kind": "timestamp",
                 "tokens_lost": 118_400,
+                "characters_moved": 27,
+                "example_request_ids": ["req-0084-177a8334"],
+                "window_capped": False,
+                "parts": [
+                    {
+                        "kind": "move_volatile",
+                        "role": "system",
+                        "message_index": 0,
+                        "char_start": 14,
+                        "char_end": 33,
+                        "value_kind": "timestamp",
+                        "distinct": 148,
+                        "occurrences": 148,
+                    }
+                ],
             },
             hit_rate_before=0.012,
             hit_rate_after=0.921,
