@@ -30,9 +30,9 @@ class Sidecar:
 
 def agent_config(engine: Engine, db: str, *, gateway_port: int, admin_port: int) -> dict[str, Any]:
     """Return the agent's configuration for one engine; its OTLP port is the one that the engine sends to."""
-    events: dict[str, Any] = {"endpoints": [engine.kv_events]}
+    source = {"endpoint": engine.kv_events}
     if engine.kv_replay:
-        events["replay_endpoints"] = [engine.kv_replay]
+        source["replay_endpoint"] = engine.kv_replay
     return {
         "db": db,
         "upstreams": [engine.url],
@@ -43,7 +43,7 @@ def agent_config(engine: Engine, db: str, *, gateway_port: int, admin_port: int)
             "gateway": {"port": gateway_port},
             "otlp": {"grpc_port": int(engine.options.otlp_endpoint.rpartition(":")[2]), "http_port": 0},
             "prometheus": {"interval_seconds": 1.0},
-            "kv_events": events,
+            "kv_events": {"endpoints": [source]},
         },
     }
 
