@@ -30,7 +30,12 @@ class Gateway:
             raise ConfigError("the gateway needs a server to pass requests to; name one with --upstream URL")
         listener = bind(settings.host, settings.port, setting="--gateway-port")
         await self._upstreams.open()
-        self._listener = AsgiListener(self._app, listener, drain_seconds=settings.drain_seconds)
+        self._listener = AsgiListener(
+            self._app,
+            listener,
+            drain_seconds=settings.drain_seconds,
+            keep_alive_seconds=settings.keep_alive_seconds,
+        )
         await self._listener.start()
 
     async def stop(self) -> None:

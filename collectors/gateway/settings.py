@@ -36,6 +36,9 @@ class GatewaySettings(BaseModel):
     read_timeout_seconds: float = Field(
         3600.0, gt=0, description="Seconds to wait for the server's next byte before the request fails."
     )
+    keep_alive_seconds: float = Field(
+        75.0, ge=1, description="Seconds that a client's idle connection is kept open."
+    )
     drain_seconds: float = Field(
         10.0, ge=0, description="Seconds that shutdown waits for running answers to finish."
     )

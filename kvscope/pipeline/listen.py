@@ -42,7 +42,14 @@ class _Server(uvicorn.Server):
 class AsgiListener:
     """One ASGI application on one socket."""
 
-    def __init__(self, app: Any, listener: socket.socket, *, drain_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        app: Any,
+        listener: socket.socket,
+        *,
+        drain_seconds: float = 10.0,
+        keep_alive_seconds: float = 5.0,
+    ) -> None:
         self._socket = listener
         self._server = _Server(
             uvicorn.Config(
@@ -52,6 +59,8 @@ class AsgiListener:
                 lifespan="off",
                 server_header=False,
                 date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=int(keep_alive_seconds),
                 timeout_graceful_shutdown=max(1, int(drain_seconds)),
             )
         )
