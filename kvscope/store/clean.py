@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 _INT32 = 2**31
-_TEXT_CHARS = 2_000
+TEXT_CHARS = 2_000
+"""Longest text of other columns: ids and names, no prose."""
 KEY_CHARS = 256
 """Longest text of an indexed column: PostgreSQL refuses index rows over 2,704 bytes, and two share one."""
 
@@ -20,7 +21,7 @@ class UnfitError(ValueError):
     """Raised when a value can be stored in neither database."""
 
 
-def text(value: object, limit: int = _TEXT_CHARS) -> str:
+def text(value: object, limit: int = TEXT_CHARS) -> str:
     """Return ``value`` as storable text; one over ``limit`` keeps its start and a hash of the whole."""
     if not isinstance(value, str):
         raise UnfitError(f"not a text: {type(value).__name__}")

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -13,8 +14,6 @@ from kvscope.model.telemetry import MetricSample, Span
 from kvscope.store import clean, schema
 
 Row = tuple[Any, ...]
-
-_KEYS = frozenset({"route", "experiment", "arm"})
 
 
 def _status(value: object) -> Status:
@@ -31,13 +30,15 @@ def _cleaner(name: str, kind: object) -> Callable[[object], Any]:
         return _status
     if name == "causes":
         return clean.counts
-    if name in _KEYS:
-        return clean.key
+    if isinstance(kind, schema.StoredText):
+        return partial(clean.text, limit=kind.limit)
     if isinstance(kind, Integer):
         return clean.count
     if isinstance(kind, Double):
         return clean.real
-    return clean.boolean if isinstance(kind, Boolean) else clean.text
+    if isinstance(kind, Boolean):
+        return clean.boolean
+    raise AssertionError(f"no way to clean {name}")
 
 
 _CLEANERS = {

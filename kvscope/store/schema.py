@@ -8,6 +8,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     Double,
     ForeignKey,
     Index,
@@ -15,8 +16,12 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TypeDecorator,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from typing_extensions import override
+
+from kvscope.store import clean
 
 metadata = MetaData(
     naming_convention={
@@ -28,24 +33,45 @@ metadata = MetaData(
     }
 )
 
+
+class StoredText(TypeDecorator[str]):
+    """Text as it is stored: what no database holds is replaced, what is over ``limit`` is shortened.
+
+    Bound values go through the same, so that a filter finds what a longer or odd text was stored as.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, limit: int = clean.TEXT_CHARS) -> None:
+        super().__init__()
+        self.limit = limit
+
+    @override
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else clean.text(value, self.limit)
+
+
+Key = StoredText(clean.KEY_CHARS)  # of indexed columns
+Words = StoredText()
 Json = JSON().with_variant(JSONB(), "postgresql")
 Id = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows itself for INTEGER only
 
 requests = Table(
     "requests",
     metadata,
-    Column("request_id", Text, primary_key=True),
-    Column("trace_id", Text),
-    Column("span_id", Text),
-    Column("session", Text),
-    Column("tenant", Text),
-    Column("route", Text),
-    Column("model", Text),
-    Column("engine", Text),
-    Column("replica", Text),
+    Column("request_id", Key, primary_key=True),
+    Column("trace_id", Words),
+    Column("span_id", Words),
+    Column("session", Words),
+    Column("tenant", Words),
+    Column("route", Key),
+    Column("model", Words),
+    Column("engine", Words),
+    Column("replica", Words),
     Column("arrived_at", Double),
-    Column("status", Text),
-    Column("finish_reason", Text),
+    Column("status", Words),
+    Column("finish_reason", Words),
     Column("prompt_tokens", Integer),
     Column("output_tokens", Integer),
     Column("cached_tokens", Integer),
@@ -63,9 +89,9 @@ requests = Table(
     Column("requests_in_flight", Integer),
     Column("prompt_chars", Integer),
     Column("prompt_entropy", Double),
-    Column("prompt_layout", Text),
-    Column("experiment", Text),
-    Column("arm", Text),
+    Column("prompt_layout", Words),
+    Column("experiment", Key),
+    Column("arm", Key),
     Column("warmup", Boolean),
     Column("gateway_overhead_seconds", Double),
     Column("causes", Json),
@@ -78,11 +104,11 @@ requests = Table(
 spans = Table(
     "spans",
     metadata,
-    Column("trace_id", Text, primary_key=True),
-    Column("span_id", Text, primary_key=True),
-    Column("parent_span_id", Text),
-    Column("name", Text, nullable=False),
-    Column("service", Text),
+    Column("trace_id", Key, primary_key=True),
+    Column("span_id", Key, primary_key=True),
+    Column("parent_span_id", Words),
+    Column("name", Words, nullable=False),
+    Column("service", Words),
     Column("start_at", Double, nullable=False),
     Column("end_at", Double, nullable=False),
     Column("attributes", Json, nullable=False),
@@ -94,9 +120,9 @@ metric_series = Table(
     "metric_series",
     metadata,
     Column("id", BigInteger, primary_key=True, autoincrement=False),
-    Column("engine", Text, nullable=False),
-    Column("replica", Text, nullable=False),
-    Column("name", Text, nullable=False),
+    Column("engine", Words, nullable=False),
+    Column("replica", Words, nullable=False),
+    Column("name", Key, nullable=False),
     Column("labels", Json, nullable=False),
     Index(None, "name"),
 )
@@ -114,25 +140,25 @@ metric_samples = Table(
 misses = Table(
     "misses",
     metadata,
-    Column("request_id", Text, primary_key=True),
+    Column("request_id", Key, primary_key=True),
     Column("ordinal", Integer, primary_key=True, autoincrement=False),
-    Column("cause", Text, nullable=False),
+    Column("cause", Words, nullable=False),
     Column("tokens", Integer, nullable=False),
-    Column("role", Text),
+    Column("role", Words),
     Column("message_index", Integer),
     Column("char_start", Integer),
     Column("char_end", Integer),
-    Column("value_kind", Text),
+    Column("value_kind", Words),
     sqlite_with_rowid=False,
 )
 
 suggestions = Table(
     "suggestions",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("kind", Text, nullable=False),
-    Column("route", Text, nullable=False),
-    Column("risk", Text, nullable=False),
+    Column("id", Key, primary_key=True),
+    Column("kind", Words, nullable=False),
+    Column("route", Key, nullable=False),
+    Column("risk", Words, nullable=False),
     Column("evidence", Json, nullable=False),
     Column("hit_rate_before", Double, nullable=False),
     Column("hit_rate_after", Double, nullable=False),
@@ -146,8 +172,8 @@ suggestions = Table(
 latency_models = Table(
     "latency_models",
     metadata,
-    Column("name", Text, primary_key=True),
-    Column("target", Text, nullable=False),
+    Column("name", Key, primary_key=True),
+    Column("target", Words, nullable=False),
     Column("features", Json, nullable=False),
     Column("coefficients", Json, nullable=False),
     Column("r2", Double, nullable=False),
@@ -161,21 +187,21 @@ latency_models = Table(
 experiments = Table(
     "experiments",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),
-    Column("route", Text, nullable=False),
+    Column("id", Key, primary_key=True),
+    Column("name", Key, nullable=False, unique=True),
+    Column("route", Key, nullable=False),
     Column("arms", Json, nullable=False),
-    Column("metric", Text, nullable=False),
-    Column("unit", Text, nullable=False),
+    Column("metric", Words, nullable=False),
+    Column("unit", Words, nullable=False),
     Column("guardrails", Json, nullable=False),
     Column("alpha", Double, nullable=False),
     Column("warmup_requests", Integer, nullable=False),
     Column("min_units", Integer, nullable=False),
     Column("max_seconds", Double, nullable=False),
     Column("slice_seconds", Double, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("verdict", Text),
-    Column("suggestion_id", Text),
+    Column("state", Words, nullable=False),
+    Column("verdict", Words),
+    Column("suggestion_id", Key),
     Column("predicted", Json, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("started_at", Double),
@@ -186,32 +212,32 @@ experiment_transitions = Table(
     "experiment_transitions",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("experiment", Text, ForeignKey("experiments.id"), nullable=False, index=True),
+    Column("experiment", Key, ForeignKey("experiments.id"), nullable=False, index=True),
     Column("at", Double, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("state", Words, nullable=False),
+    Column("actor", Words, nullable=False),
+    Column("reason", Words, nullable=False),
 )
 
 experiment_intents = Table(
     "experiment_intents",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("experiment", Text, ForeignKey("experiments.id"), nullable=False, index=True),
-    Column("action", Text, nullable=False),
-    Column("actor", Text, nullable=False),
+    Column("experiment", Key, ForeignKey("experiments.id"), nullable=False, index=True),
+    Column("action", Words, nullable=False),
+    Column("actor", Words, nullable=False),
     Column("at", Double, nullable=False),
     Column("params", Json, nullable=False),
-    Column("outcome", Text),
+    Column("outcome", Words),
 )
 
 experiment_looks = Table(
     "experiment_looks",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("experiment", Text, ForeignKey("experiments.id"), nullable=False, index=True),
+    Column("experiment", Key, ForeignKey("experiments.id"), nullable=False, index=True),
     Column("at", Double, nullable=False),
-    Column("verdict", Text, nullable=False),
+    Column("verdict", Words, nullable=False),
     Column("reasons", Json, nullable=False),
     Column("results", Json, nullable=False),
 )
@@ -219,9 +245,9 @@ experiment_looks = Table(
 route_policies = Table(
     "route_policies",
     metadata,
-    Column("route", Text, primary_key=True),
+    Column("route", Key, primary_key=True),
     Column("transforms", Json, nullable=False),
-    Column("experiment", Text),
-    Column("actor", Text, nullable=False),
+    Column("experiment", Key),
+    Column("actor", Words, nullable=False),
     Column("since_at", Double, nullable=False),
 )

@@ -253,3 +253,17 @@ def test_many_threads_may_write_at_once(store: Store) -> None:
         thread.join()
     assert len({one.id for one in store.experiments.pending_intents()}) == 40
     assert len(store.advice.suggestions()) == 40
+
+
+def test_names_of_any_text_are_stored_and_found(store: Store) -> None:
+    odd = "n\x00\ud800" + "é" * 5_000
+    store.experiments.create(dataclasses.replace(EXPERIMENT, name=odd, route=odd, predicted={odd: 1.0}))
+    found = store.experiments.get(odd)
+    assert found.name.startswith("n\ufffd\ufffdé")
+    assert found.name == found.route
+    store.experiments.transition(moved(ExperimentState.RUNNING, 1.0, reason=odd))
+    assert len(store.experiments.history("e1")) == 1
+    store.advice.save_suggestions([dataclasses.replace(SUGGESTION, route=odd, evidence={"x": odd})])
+    assert [one.route for one in store.advice.suggestions(route=odd)] == [found.route]
+    with pytest.raises(UsageError):
+        store.advice.suggestion("\x00")

@@ -55,9 +55,9 @@ def next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def sample_value(column: Any) -> Any:
-    kind = column.type.python_type
-    if kind is str:
+    if isinstance(column.type, schema.StoredText):
         return f"a {column.name}"
+    kind = column.type.python_type
     return [{"of": column.name}] if kind is object else kind(1)
 
 

@@ -220,6 +220,8 @@ def test_ids_longer_than_an_index_takes_are_shortened_in_one_way(store: Store) -
     assert len(records["m"].request_id) == 256
     assert records["m"].request_id != records["n"].request_id
     assert [(row.route, row.tokens) for row in store.reader.misses()] == [(records["m"].route, 5)]
+    assert [row.model for row in store.reader.requests(route=first)] == ["m"]
+    assert [row.model for row in store.reader.requests(experiment=first)] == ["m"]
 
 
 @pytest.mark.parametrize("bad", [{0}, {9}, {3, 4}, {0, 5, 9}, set(range(10)), set()])
