@@ -54,6 +54,7 @@ class DemoOptions:
     seed: int = 1
     rounds: int = 6  # of REQUESTS_PER_ROUND requests each, before and after
     clients: int = 4
+    pause_seconds: float = 0.12  # of a client between two requests, on average
     min_units: int = 25  # sessions in each arm before a verdict
     longest_trial_seconds: float = 600.0
     time_scale: float = 1.0  # of the built-in engine's modelled times
@@ -207,7 +208,11 @@ def _traffic(stage: _Stage, phase: str) -> Phase:
 def _client(stage: _Stage, phase: str) -> TrafficClient:
     workload = Workload(seed=stage.options.seed, phase=phase, model=stage.engine.model)
     return TrafficClient(
-        stage.sidecar.gateway, workload, seed=stage.options.seed, clients=stage.options.clients
+        stage.sidecar.gateway,
+        workload,
+        seed=stage.options.seed,
+        clients=stage.options.clients,
+        pause_seconds=stage.options.pause_seconds,
     )
 
 
