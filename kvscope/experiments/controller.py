@@ -26,7 +26,7 @@ class _Watch:
 
     at: float = float("-inf")
     cost_seconds: float = 0.0
-    seen: tuple[int, ...] = ()
+    seen: tuple[int, ...] = (0, 0, 0, 0)
 
 
 class Controller:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvscope.experiments.metrics import METRICS, Metric, metric_named, ttft_seconds, uncached_tokens
-from kvscope.experiments.units import Sorted, Units, arm_moments, slice_moments, sort_requests
+from kvscope.experiments.units import Figures, Sorted, Units, sort_requests
 from kvscope.model.advice import Experiment, Guardrail, Look, Unit, Verdict
 from kvscope.model.request import RequestRecord
 from kvscope.stats.quantiles import quantile
@@ -28,7 +28,7 @@ from kvscope.stats.sequential import (
     Plan,
     Side,
     difference_interval,
-    mean_interval,
+    paired_interval,
 )
 from kvscope.stats.srm import MISMATCH_P, check_ratio
 
@@ -50,9 +50,11 @@ def make_look(
     begin = since_at if since_at is not None else experiment.started_at or 0.0
     found = sort_requests(experiment, records, since_at=begin, now=now)
     ratio = _ratio(experiment, found)
-    guardrails = [_guardrail(experiment, found, guardrail) for guardrail in experiment.guardrails]
-    difference = _difference(experiment, found, metric_named(experiment.metric))
-    verdict, reasons = _verdict(experiment, found, ratio, guardrails, difference)
+    figures = Figures(found.counted)
+    guardrails = [_guardrail(experiment, figures, guardrail) for guardrail in experiment.guardrails]
+    differences = {metric.name: _difference(experiment, figures, metric) for metric in METRICS.values()}
+    difference = differences[metric_named(experiment.metric).name]
+    verdict, reasons = _verdict(experiment, figures, ratio, guardrails, difference)
     return Look(
         experiment=experiment.id,
         at=now,
@@ -66,11 +68,14 @@ def make_look(
                     "share": arm.share,
                     "warmup_requests": found.warmups[arm.name],
                     **_arm_figures(found.counted[arm.name]),
+                    "means": {
+                        metric.name: figures.moments(arm.name, metric).ratio for metric in METRICS.values()
+                    },
                 }
                 for arm in experiment.arms
             },
             "difference": difference,
-            "differences": _differences(experiment, found),
+            "differences": {name: row for name, row in differences.items() if "cannot_tell" not in row},
             "guardrails": guardrails,
             "sample_ratio": ratio,
         },
@@ -100,7 +105,7 @@ def _ratio(experiment: Experiment, found: Sorted) -> dict[str, Any]:
     return worst | {"ok": worst["p_value"] >= MISMATCH_P}
 
 
-def _guardrail(experiment: Experiment, found: Sorted, guardrail: Guardrail) -> dict[str, Any]:
+def _guardrail(experiment: Experiment, figures: Figures, guardrail: Guardrail) -> dict[str, Any]:
     """Judge one guardrail: breached only when even the better end of the interval is beyond the margin."""
     metric = metric_named(guardrail.metric)
     row = {
@@ -118,14 +123,14 @@ def _guardrail(experiment: Experiment, found: Sorted, guardrail: Guardrail) -> d
     )
     worse = 1.0 if metric.lower_is_better else -1.0
     factor = 1.0 + worse * guardrail.margin if guardrail.relative else 1.0
-    gap = _gap(experiment, found, metric, plan, factor)
+    gap = _gap(experiment, figures, metric, plan, factor)
     if isinstance(gap, CannotTell):
         return row | {"state": "cannot_tell", "reason": f"{metric.name}: {gap.reason}"}
     margin = 0.0 if guardrail.relative else guardrail.margin
     excess = worse * gap.estimate - margin
     low = (gap.low if metric.lower_is_better else -gap.high) - margin
     row |= {"excess": excess, "low": low}
-    units = _units_in_each(experiment, found, metric)
+    units = _units_in_each(experiment, figures, metric)
     if units < GUARDRAIL_UNITS:
         reason = f"{metric.name}: {units} units in an arm are too few (at least {GUARDRAIL_UNITS})"
         return row | {"state": "cannot_tell", "reason": reason}
@@ -138,7 +143,7 @@ def _guardrail(experiment: Experiment, found: Sorted, guardrail: Guardrail) -> d
 
 def _verdict(
     experiment: Experiment,
-    found: Sorted,
+    figures: Figures,
     ratio: Mapping[str, Any],
     guardrails: Sequence[Mapping[str, Any]],
     difference: Mapping[str, Any],
@@ -159,7 +164,7 @@ def _verdict(
         return Verdict.DROP, reasons
     if ratio["ok"] is False or "cannot_tell" in difference:
         return Verdict.UNDECIDED, reasons
-    units = _units_in_each(experiment, found, metric)
+    units = _units_in_each(experiment, figures, metric)
     if units < experiment.min_units:
         reasons.append(f"{units} units in an arm are too few for a verdict (at least {experiment.min_units})")
         return Verdict.UNDECIDED, reasons
@@ -197,12 +202,12 @@ def _remarks(experiment: Experiment, found: Sorted) -> list[str]:
     return remarks
 
 
-def _difference(experiment: Experiment, found: Sorted, metric: Metric) -> dict[str, Any]:
+def _difference(experiment: Experiment, figures: Figures, metric: Metric) -> dict[str, Any]:
     plan = Plan(alpha=experiment.alpha, tightest_at=_tightest_at(experiment))
-    gap = _gap(experiment, found, metric, plan, 1.0)
+    gap = _gap(experiment, figures, metric, plan, 1.0)
     if isinstance(gap, CannotTell):
         return {"metric": metric.name, "cannot_tell": gap.reason}
-    base = arm_moments(found.counted[experiment.baseline.name], metric).ratio
+    base = figures.moments(experiment.baseline.name, metric).ratio
     return {
         "metric": metric.name,
         "lower_is_better": metric.lower_is_better,
@@ -214,29 +219,27 @@ def _difference(experiment: Experiment, found: Sorted, metric: Metric) -> dict[s
     }
 
 
-def _differences(experiment: Experiment, found: Sorted) -> dict[str, Any]:
-    every = {metric.name: _difference(experiment, found, metric) for metric in METRICS.values()}
-    return {name: row for name, row in every.items() if "cannot_tell" not in row}
-
-
 def _gap(
-    experiment: Experiment, found: Sorted, metric: Metric, plan: Plan, factor: float
+    experiment: Experiment, figures: Figures, metric: Metric, plan: Plan, factor: float
 ) -> Interval | CannotTell:
-    treatment = found.counted[experiment.treatment.name]
-    baseline = found.counted[experiment.baseline.name]
+    treatment, baseline = experiment.treatment.name, experiment.baseline.name
     if experiment.unit is Unit.TIME_SLICE:
-        return mean_interval(slice_moments(treatment, baseline, metric, factor), plan)
+        return paired_interval(figures.paired(treatment, baseline, metric, factor), plan)
     return difference_interval(
-        arm_moments(treatment, metric), arm_moments(baseline, metric), plan, factor=factor, share=metric.share
+        figures.moments(treatment, metric),
+        figures.moments(baseline, metric),
+        plan,
+        factor=factor,
+        share=metric.share,
     )
 
 
-def _units_in_each(experiment: Experiment, found: Sorted, metric: Metric) -> int:
+def _units_in_each(experiment: Experiment, figures: Figures, metric: Metric) -> int:
     """Return the units of the smaller arm, or the whole pairs of slices, of which the metric is known."""
-    arms = [found.counted[arm.name] for arm in experiment.arms]
+    treatment, baseline = experiment.treatment.name, experiment.baseline.name
     if experiment.unit is Unit.TIME_SLICE:
-        return slice_moments(arms[0], arms[1], metric, 1.0).n
-    return min(arm_moments(units, metric).n for units in arms)
+        return figures.paired(treatment, baseline, metric).n
+    return min(figures.moments(treatment, metric).n, figures.moments(baseline, metric).n)
 
 
 def _tightest_at(experiment: Experiment) -> float:
@@ -260,5 +263,4 @@ def _arm_figures(units: Units) -> dict[str, Any]:
             "p50": quantile(times, 0.5),
             "p95": quantile(times, 0.95),
         },
-        "means": {metric.name: arm_moments(units, metric).ratio for metric in METRICS.values()},
     }

@@ -1,7 +1,6 @@
 """Sorts the requests of an experiment by arm and unit; what every figure of a look is summed from."""
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -36,7 +35,7 @@ def sort_requests(
     experiment: Experiment, records: Sequence[RequestRecord], *, since_at: float, now: float
 ) -> Sorted:
     """Sort ``records``; those of other experiments and arms are passed over."""
-    names = {arm.name for arm in experiment.arms}
+    names = tuple(arm.name for arm in experiment.arms)
     units: dict[str, dict[str, list[RequestRecord]]] = {name: defaultdict(list) for name in names}
     earlier = 0
     for record in records:
@@ -65,29 +64,48 @@ def sort_requests(
     )
 
 
-def unit_pairs(units: Units, metric: Metric) -> dict[str, tuple[float, float]]:
-    """Return each unit's sums of numerators and denominators; units of which nothing is known are absent."""
-    pairs = {}
-    for key, records in units.items():
-        told = [pair for record in records if (pair := metric.pair(record)) is not None]
-        if told:
-            pairs[key] = (math.fsum(top for top, _ in told), math.fsum(bottom for _, bottom in told))
-    return pairs
+class Figures:
+    """The sums of each metric over each arm's units, worked out once a look."""
+
+    def __init__(self, counted: Mapping[str, Units]) -> None:
+        self._counted = counted
+        self._pairs: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+        self._moments: dict[tuple[str, str], RatioMoments] = {}
+
+    def moments(self, arm: str, metric: Metric) -> RatioMoments:
+        """Return the moments of a metric over an arm's units; units of which nothing is known are absent."""
+        key = (arm, metric.name)
+        if key not in self._moments:
+            self._moments[key] = RatioMoments.of(self._of_units(arm, metric).values())
+        return self._moments[key]
+
+    def paired(self, treatment: str, baseline: str, metric: Metric, factor: float = 1.0) -> Moments:
+        """Return the moments of treatment - ``factor`` × baseline over the pairs of slices that have both."""
+        top, bottom = self._of_units(treatment, metric), self._of_units(baseline, metric)
+        return Moments.of(
+            top[pair][0] / top[pair][1] - factor * bottom[pair][0] / bottom[pair][1]
+            for pair in top.keys() & bottom.keys()
+            if top[pair][1] and bottom[pair][1]
+        )
+
+    def _of_units(self, arm: str, metric: Metric) -> dict[str, tuple[float, float]]:
+        key = (arm, metric.name)
+        if key not in self._pairs:
+            sums = {unit: _sums(records, metric) for unit, records in self._counted[arm].items()}
+            self._pairs[key] = {unit: pair for unit, pair in sums.items() if pair is not None}
+        return self._pairs[key]
 
 
-def arm_moments(units: Units, metric: Metric) -> RatioMoments:
-    """Return the moments of a metric over an arm's units."""
-    return RatioMoments.of(unit_pairs(units, metric).values())
-
-
-def slice_moments(treatment: Units, baseline: Units, metric: Metric, factor: float) -> Moments:
-    """Return the moments of treatment - ``factor`` × baseline over the pairs of slices that have both."""
-    top, bottom = unit_pairs(treatment, metric), unit_pairs(baseline, metric)
-    return Moments.of(
-        top[pair][0] / top[pair][1] - factor * bottom[pair][0] / bottom[pair][1]
-        for pair in top.keys() & bottom.keys()
-        if top[pair][1] and bottom[pair][1]
-    )
+def _sums(records: Sequence[RequestRecord], metric: Metric) -> tuple[float, float] | None:
+    top = bottom = 0.0
+    told = False
+    for record in records:
+        pair = metric.pair(record)
+        if pair is not None:
+            told = True
+            top += pair[0]
+            bottom += pair[1]
+    return (top, bottom) if told else None
 
 
 def _unit_of(experiment: Experiment, record: RequestRecord) -> str:
