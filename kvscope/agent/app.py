@@ -115,6 +115,14 @@ class Agent:
         self._stops.append(("analyser", self._stop_analyser))
         # promoted layouts and running experiments are in force from the first request on
         await self._step()
+        for loop in self._loops:
+            loop.start()
+            self._stops.append((loop.name, loop.stop))
+        # the gateway last: when traffic comes, everything behind it listens
+        for name in sorted(self._collectors, key=lambda name: name == "gateway"):
+            await self._collectors[name].start()
+            self._stops.append((name, self._collectors[name].stop))
+        # who hears of health finds every port open
         admin = self._settings.admin
         if admin.port:
             listener = AsgiListener(
@@ -123,13 +131,6 @@ class Agent:
             )
             await listener.start()
             self._stops.append(("admin", listener.stop))
-        for loop in self._loops:
-            loop.start()
-            self._stops.append((loop.name, loop.stop))
-        # the gateway last: when traffic comes, everything behind it listens
-        for name in sorted(self._collectors, key=lambda name: name == "gateway"):
-            await self._collectors[name].start()
-            self._stops.append((name, self._collectors[name].stop))
 
     async def stop(self) -> None:
         """Stop the parts in reverse order; what was taken in is written first."""

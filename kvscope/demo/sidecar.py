@@ -54,8 +54,11 @@ def start_sidecar(
     *,
     db: str | None = None,
     change: Callable[[dict[str, Any]], None] = lambda _: None,
+    ready: bool = True,
 ) -> Sidecar:
     """Return a running agent whose files are in ``folder``; ``change`` may edit its configuration first.
+
+    It has all parts working then; with ``ready`` False it is alive, whatever stands beside it.
 
     Raises ``UnreachableError`` with the end of its log when it does not start.
     """
@@ -69,5 +72,7 @@ def start_sidecar(
     argv = [sys.executable, "-c", run, "agent", "--config", str(file)]
     process = ChildProcess("the agent", argv, folder / "agent.log")
     url = f"http://127.0.0.1:{admin}"
-    process.ready_or_stop(lambda: answers(f"{url}/readyz"), deadline_seconds=_START_SECONDS)
+    process.ready_or_stop(
+        lambda: answers(f"{url}/{'readyz' if ready else 'healthz'}"), deadline_seconds=_START_SECONDS
+    )
     return Sidecar(process=process, gateway=f"http://127.0.0.1:{gateway}", admin=url, db=db)
