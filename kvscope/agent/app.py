@@ -149,6 +149,8 @@ class Agent:
             _LOG.error("%d items could not be written before the end", left)
 
     async def _stop_analyser(self) -> None:
+        # the last requests' own parts are committed first, so that their misses are explained too
+        await asyncio.to_thread(self._writer.flush, timeout_seconds=self._settings.writer.drain_seconds)
         await asyncio.to_thread(self._analyser.stop)
 
     async def run(self) -> None:

@@ -93,6 +93,11 @@ class Writer:
         self._accepted.inc(size)
         return receipt
 
+    def flush(self, *, timeout_seconds: float) -> bool:
+        """Wait until all that was offered is committed and told; False when that takes too long."""
+        with self._ready:
+            return self._ready.wait_for(lambda: self._items == 0, timeout=timeout_seconds)
+
     def stop(self) -> int:
         """Refuse new batches, write what waits, and return how many items could not be written."""
         with self._ready:
@@ -138,12 +143,13 @@ class Writer:
                     return False
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
         self._rejected.inc(rejected)
-        with self._ready:
-            self._items -= sum(len(batch) for batch in batches)
         for _, receipt in taken:
             receipt.set_result(rejected)
         for batch in batches:
             self._tell(batch)
+        with self._ready:
+            self._items -= sum(len(batch) for batch in batches)
+            self._ready.notify_all()
         return True
 
     def _pause(self, seconds: float) -> bool:
