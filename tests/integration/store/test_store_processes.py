@@ -16,6 +16,7 @@ from kvscope.errors import UnreachableError
 from kvscope.model.request import RequestPart, Source
 from kvscope.pipeline.contracts import Batch
 from kvscope.pipeline.writer import Writer, WriterSettings
+from kvscope.store import migrate
 from kvscope.store.database import Store, open_store
 
 DEADLINE = 30.0
@@ -179,3 +180,18 @@ def test_a_lost_connection_is_told_once_and_then_made_again(postgresql_url: str)
     assert store.batches.write([batch]) == 0
     store.close()
     admin.close()
+
+
+def test_upgrades_at_the_same_time_do_not_disturb_each_other(database_url: str) -> None:
+    """Several agents may start on one new store."""
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from kvscope.store.migrate import upgrade; upgrade(sys.argv[1])",
+    ]
+    processes = [
+        subprocess.Popen([*command, database_url], stderr=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    outcomes = [(process.communicate(timeout=DEADLINE)[1], process.returncode) for process in processes]
+    assert outcomes == [("", 0)] * 4
+    assert migrate.check(database_url).ok
