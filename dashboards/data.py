@@ -11,7 +11,7 @@ from typing import Any, Literal
 import streamlit as st
 
 from kvscope.clock import system_clock
-from kvscope.errors import UsageError
+from kvscope.config.load import default_db
 from kvscope.experiments.design import from_suggestion
 from kvscope.model.advice import (
     Experiment,
@@ -35,13 +35,11 @@ _LOOKS = 400
 
 
 def database_url(arguments: Sequence[str] | None = None) -> str:
-    """Return the store's URL from ``--db``; raises ``UsageError`` without one."""
+    """Return the store's URL: from ``--db``, else what every command of kvscope takes without it."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--db")
     known, _ = parser.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
-    if not known.db:
-        raise UsageError("no store was named: start the dashboard with `kvscope dashboard --db URL`")
-    return str(known.db)
+    return str(known.db) if known.db else default_db()
 
 
 @st.cache_resource(show_spinner=False)

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 
 ACCENT = "#0f766e"
 ACCENT_DARK = "#2dd4bf"
+CHART = "#0d9488"
+"""The accent in charts, which have one palette for light and dark."""
+
 QUIET = "#94a3b8"
-SERIES = (ACCENT, "#64748b", "#b45309", "#6d5bd0", "#0369a1", "#a3a3a3")
+SERIES = (CHART, "#64748b", "#b45309", "#6d5bd0", "#0369a1", "#a3a3a3")
 """Colours of routes in the order of their traffic; the last one stands for all others."""
 
 CACHED = "cached"
 CAUSE_COLOURS: Mapping[str, str] = {
-    CACHED: ACCENT,
+    CACHED: CHART,
     "diverged": "#d97706",
     "cold": "#8fa8c4",
     "evicted": "#b4506b",

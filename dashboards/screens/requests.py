@@ -13,6 +13,7 @@ from kvscope.reports import words
 _SIZES = (200, 1_000, 5_000)
 _ALL = "All"
 _TABLE_PIXELS = 340
+_COLUMNS = (("Request", "Treatment"), ("Tokens", "Times"))
 
 
 def show() -> None:
@@ -84,10 +85,12 @@ def _details(record: RequestRecord) -> None:
             else:
                 st.altair_chart(phases)
         groups = view.details(record)
-        for column, (name, lines) in zip(st.columns(max(1, len(groups))), groups.items(), strict=False):
+        for column, names in zip(st.columns(2, gap="medium"), _COLUMNS, strict=True):
             with column:
-                st.markdown(f"**{name}**")
-                st.dataframe(**tables.options(view.detail_frame(lines)))
+                for name in names:
+                    if name in groups:
+                        st.markdown(f"**{name}**")
+                        st.dataframe(**tables.options(view.detail_frame(groups[name])))
         unknown = view.unknown_fields(record)
         if unknown:
             st.caption(f"Not told by any source: {', '.join(unknown)}.")

@@ -46,7 +46,7 @@ def hit_rate_bars(suggestion: Suggestion) -> alt.LayerChart:
         y=alt.Y("when:N", sort=["now", "predicted"], title=None, axis=alt.Axis(ticks=False, domain=False)),
         x=alt.X("rate:Q", title=None, scale=alt.Scale(domain=[0, 1.25]), axis=None),
     )
-    colours = alt.Scale(domain=["now", "predicted"], range=[theme.QUIET, theme.ACCENT])
+    colours = alt.Scale(domain=["now", "predicted"], range=[theme.QUIET, theme.CHART])
     bars = base.mark_bar(cornerRadius=4, height=16).encode(
         color=alt.Color("when:N", scale=colours, legend=None)
     )

@@ -14,6 +14,15 @@ Colour = Literal["red", "orange", "yellow", "blue", "green", "violet", "gray", "
 
 HEIGHT = 250
 _LABEL_CHARACTERS = 26
+_TIME_FORMATS = {
+    "seconds": "%H:%M:%S",
+    "minutes": "%H:%M",
+    "hours": "%H:%M",
+    "date": "%b %d",
+    "day": "%b %d",
+    "week": "%b %d",
+    "month": "%b %Y",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +47,8 @@ def route_colours(routes: Sequence[str]) -> alt.Scale:
 
 def time_axis() -> alt.X:
     """Return the axis of time, without words that everybody knows."""
-    return alt.X("at:T", title=None, axis=alt.Axis(grid=False, tickCount=6, labelOverlap=True))
+    axis = alt.Axis(grid=False, tickCount=6, labelOverlap=True, format=_TIME_FORMATS)
+    return alt.X("at:T", title=None, axis=axis)
 
 
 def legend(columns: int = 0) -> alt.Legend:

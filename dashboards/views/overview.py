@@ -164,9 +164,9 @@ def change(now: float | None, before: float | None) -> float | None:
 
 
 def sums_line(line: SumLine) -> str:
-    """Return one sentence on whether records and counter of an engine agree."""
+    """Return, without the engine's name, whether its counter and the records agree."""
     counted, recorded = words.count(line.counter_tokens), words.count(line.record_tokens)
     if line.agree:
-        return f"{line.engine}: the engine counted {counted} cached tokens, and so do the records."
+        return f"the engine counted {counted} cached tokens, and so do the records."
     missing = f" It is not known of {words.requests(line.unknown_requests)}." if line.unknown_requests else ""
-    return f"{line.engine}: the engine counted {counted} cached tokens, the records hold {recorded}.{missing}"
+    return f"the engine counted {counted} cached tokens, the records hold {recorded}.{missing}"

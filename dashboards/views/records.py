@@ -64,7 +64,7 @@ _GROUPS = {
 _PHASES = (
     ("queue", "queue_seconds", theme.QUIET),
     ("prefill", "prefill_seconds", theme.CAUSE_COLOURS["diverged"]),
-    ("decode", "decode_seconds", theme.ACCENT),
+    ("decode", "decode_seconds", theme.CHART),
 )
 
 
@@ -205,6 +205,6 @@ def _one_bar(
                 alt.Tooltip("value:Q", title=unit, format=number),
             ],
         )
-        .properties(height=90)
+        .properties(height=130)
     )
     return chart

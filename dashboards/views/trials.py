@@ -169,10 +169,10 @@ def interval_chart(frame: pd.DataFrame, metric: str) -> alt.LayerChart:
     )
     # the first looks are so uncertain that they would squeeze all later ones flat
     reach = alt.Scale(domain=_domain(frame), clamp=True, nice=True)
-    band = base.mark_area(opacity=0.18, color=theme.ACCENT).encode(
+    band = base.mark_area(opacity=0.18, color=theme.CHART).encode(
         y=alt.Y("low:Q", axis=axis, scale=reach), y2="high:Q"
     )
-    line = base.mark_line(color=theme.ACCENT, point=alt.OverlayMarkDef(size=18, color=theme.ACCENT)).encode(
+    line = base.mark_line(color=theme.CHART, point=alt.OverlayMarkDef(size=18, color=theme.CHART)).encode(
         y=alt.Y("estimate:Q", axis=axis, scale=reach)
     )
     zero = (

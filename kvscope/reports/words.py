@@ -21,7 +21,7 @@ CAUSE_MEANINGS = {
     "evicted": "were cached once and had been evicted",
     "in_flight": "were still being computed by another request",
     "isolated": "are cached, but under another salt, adapter or replica",
-    "granularity": "fall in the last partial block, or are the last token, which is always recomputed",
+    "granularity": "fall in a partial block, or are the last token, which is always computed",
     "disabled": "were not looked up",
     "unknown": "cannot be told from the sources at hand",
 }

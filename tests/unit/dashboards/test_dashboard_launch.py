@@ -49,7 +49,9 @@ def test_a_missing_app_file_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         launch.check()
 
 
-def test_the_stores_url_comes_from_the_command_line() -> None:
+def test_the_stores_url_comes_from_the_command_line_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVSCOPE_DB", "sqlite:///from-the-environment.db")
     assert data.database_url(["--db", "sqlite:///x.db"]) == "sqlite:///x.db"
-    with pytest.raises(UsageError, match="no store was named"):
-        data.database_url([])
+    assert data.database_url([]) == "sqlite:///from-the-environment.db"

@@ -1,11 +1,14 @@
 """Each page runs on a seeded store, shows what it should, and writes what it was asked to."""
 
+import time
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from kvscope.model.advice import ExperimentState, IntentAction
+from kvscope.model.request import RequestPart, Source
+from kvscope.pipeline.contracts import Batch
 from kvscope.store.database import open_store
 from tests.unit.dashboards.conftest import RunPage
 
@@ -36,6 +39,19 @@ def test_the_overview_shows_the_stores_figures(store_url: str, run_page: RunPage
     assert shown["Hit rate"] == f"{total.hit_rate * 100:.1f} %"
     assert shown["Requests"] == "480"
     assert "and so do the records" in texts(app)
+
+
+def test_the_built_in_engine_is_never_taken_for_vllm(tmp_path: Path, run_page: RunPage) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    store = open_store(url, upgrade=True)
+    told = {"arrived_at": time.time() - 5, "route": "a", "model": "tiny-builtin", "engine": "http://e"}
+    part = RequestPart(request_id="r1", source=Source.GATEWAY, values=told)
+    store.batches.write([Batch(parts=[part])])
+    store.close()
+    app = run_page(url, "overview")
+    assert not app.exception
+    assert "it is not vLLM" in texts(app)
+    assert {metric.label: metric.value for metric in app.metric}["Hit rate"] == "unknown"
 
 
 def test_requests_can_be_narrowed_down(store_url: str, run_page: RunPage) -> None:

@@ -156,7 +156,7 @@ def test_the_first_route_has_the_accent_and_events_are_marked() -> None:
     events = [charts.Event(at=0.0, label="a very long name of an experiment started")]
     chart = overview.timeline_chart(frame, overview.HIT_RATE, ["x"], events).to_dict()
     assert len(chart["layer"]) == 3
-    assert chart["layer"][-1]["encoding"]["color"]["scale"]["range"] == [theme.ACCENT]
+    assert chart["layer"][-1]["encoding"]["color"]["scale"]["range"] == [theme.CHART]
     assert chart["layer"][-1]["encoding"]["y"]["scale"]["domain"] == [0, 1]
 
 
@@ -196,8 +196,7 @@ def test_sums_are_told_in_a_sentence() -> None:
         agree=None,
     )
     assert overview.sums_line(line) == (
-        "http://e: the engine counted 1,080 cached tokens, the records hold 1,000."
-        " It is not known of 1 request."
+        "the engine counted 1,080 cached tokens, the records hold 1,000. It is not known of 1 request."
     )
     assert "so do the records" in overview.sums_line(replace(line, record_tokens=1_080, agree=True))
 
