@@ -3,19 +3,22 @@
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from kvscope.clock import Clock
 from kvscope.experiments.intents import IntentHandler
 from kvscope.experiments.looks import breaches, make_look
 from kvscope.experiments.policy import LivePolicy
-from kvscope.model.advice import Experiment, ExperimentState, Look, Transition, Verdict
+from kvscope.model.advice import Experiment, ExperimentState, Intent, Look, Transition, Verdict
 from kvscope.model.request import RequestRecord
 from kvscope.store.advice import AdviceStore
 from kvscope.store.experiments import ExperimentStore
 from kvscope.store.reader import Reader
 
 ACTOR = "controller"
+
+_T = TypeVar("_T", Intent, Experiment)
 
 _COST_FACTOR = 20.0  # a look may take a twentieth of the time, however many records there are
 
@@ -59,25 +62,32 @@ class Controller:
     def step(self) -> None:
         """Carry out pending intents, put the store's state in force, look at what runs and act on it.
 
-        A fault with one experiment does not keep the others from being watched: the first one is raised
-        after all have had their turn. Raises ``UnreachableError`` when the store is away; traffic then
-        goes on as it was last told.
+        A fault with one intent or experiment does not keep the others from their turn: the first fault is
+        raised at the end, and what failed is tried again with the next step. Raises ``UnreachableError``
+        when the store is away; traffic then goes on as it was last told.
         """
-        for intent in self._experiments.pending_intents():
-            outcome = self._intents.act(intent, now=self._clock())
-            if intent.id is not None:
-                self._experiments.close_intent(intent.id, outcome)
         faults: list[Exception] = []
-        acted = False
-        for experiment in self._refresh():
-            try:
-                acted |= self._watch(experiment)
-            except Exception as fault:  # noqa: BLE001 - raised below, when the other experiments are safe
-                faults.append(fault)
-        if acted:
+        for intent in self._experiments.pending_intents():
+            self._guarded(faults, self._carry_out, intent)
+        running = self._refresh()
+        acted = [self._guarded(faults, self._watch, experiment) for experiment in running]
+        if any(acted):
             self._refresh()
         if faults:
             raise faults[0]
+
+    def _guarded(self, faults: list[Exception], act: Callable[[_T], bool], what: _T) -> bool:
+        try:
+            return act(what)
+        except Exception as fault:  # noqa: BLE001 - raised by step, when all others have had their turn
+            faults.append(fault)
+            return False
+
+    def _carry_out(self, intent: Intent) -> bool:
+        outcome = self._intents.act(intent, now=self._clock())
+        if intent.id is not None:
+            self._experiments.close_intent(intent.id, outcome)
+        return True
 
     def _refresh(self) -> list[Experiment]:
         """Put running experiments and policies in force and return the former."""
