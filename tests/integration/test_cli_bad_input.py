@@ -63,6 +63,12 @@ def test_a_valid_config_is_only_checked(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_example_is_valid(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "agent.yaml"
+    done = kvscope(tmp_path, "agent", "--check", "--config", str(example))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_port_in_use(tmp_path: Path, db: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
