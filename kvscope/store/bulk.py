@@ -64,14 +64,17 @@ def run(connection: Connection, sql: str, rows: Sequence[Row]) -> list[Row]:
     """
     if not rows:
         return []
+    savepoint = connection.begin_nested()
     try:
-        with connection.begin_nested():
-            connection.exec_driver_sql(sql, list(rows))
+        connection.exec_driver_sql(sql, list(rows))
     except Exception as error:
         if not is_data_error(error):
-            raise
-        if len(rows) == 1:
-            return list(rows)
-        middle = len(rows) // 2
-        return run(connection, sql, rows[:middle]) + run(connection, sql, rows[middle:])
-    return []
+            raise  # the whole transaction ends; on a full disk SQLite has already ended it, savepoint and all
+        savepoint.rollback()
+    else:
+        savepoint.commit()
+        return []
+    if len(rows) == 1:
+        return list(rows)
+    middle = len(rows) // 2
+    return run(connection, sql, rows[:middle]) + run(connection, sql, rows[middle:])

@@ -1,6 +1,8 @@
 """Connections: one that writes and some that read, with each dialect's settings and why they are so."""
 
 import dataclasses
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -70,7 +72,7 @@ def _sqlite(location: Location) -> Engines:
             # the driver's own BEGIN comes late and never before DDL; ours comes from the event below
             connection.isolation_level = None
             for pragma in pragmas:
-                connection.execute(f"PRAGMA {pragma}")
+                _set_pragma(connection, pragma)
 
         @event.listens_for(made, "begin")
         def _begin(connection: Connection) -> None:
@@ -93,6 +95,20 @@ def _sqlite(location: Location) -> Engines:
         ),
         readers=engine(size=_READERS, begin="BEGIN", pragmas=("query_only=ON",)),
     )
+
+
+def _set_pragma(connection: sqlite3.Connection, pragma: str) -> None:
+    """Set a pragma; the first switch to WAL does not wait for other connections by itself, so we do."""
+    deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
+    while True:
+        try:
+            connection.execute(f"PRAGMA {pragma}")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _postgresql(location: Location) -> Engines:

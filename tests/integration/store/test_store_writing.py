@@ -273,3 +273,19 @@ def test_a_locked_file_is_told_and_nothing_of_the_write_is_kept(sqlite_url: str,
     assert len(store.reader.requests()) == 3
     store.close()
     other.close()
+
+
+def test_a_full_disk_is_told_and_the_same_write_works_when_there_is_room(sqlite_store: Store) -> None:
+    big = Batch(spans=[span(number, attributes={"x": "y" * 5_000}) for number in range(100)])
+
+    def limit(pages: int) -> None:
+        with sqlite_store.engines.writer.connect() as connection:
+            connection.connection.cursor().execute(f"PRAGMA max_page_count={pages}")
+
+    limit(60)
+    with pytest.raises(UnreachableError, match="database or disk is full"):
+        sqlite_store.batches.write([BATCH, big])
+    assert [len(rows) for rows in contents(sqlite_store).values()] == [0] * 5
+    limit(10_000)
+    assert sqlite_store.batches.write([BATCH, big]) == 0
+    assert sqlite_store.reader.span_count() == 101
