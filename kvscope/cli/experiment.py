@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvscope.cli.common import db_option, emit_json, emit_table, json_option, opened
+from kvscope.cli.common import Command, db_option, emit_json, emit_table, json_option, opened
 from kvscope.clock import iso, system_clock
 from kvscope.errors import UnreachableError, UsageError
 from kvscope.experiments.design import from_suggestion
@@ -97,52 +97,53 @@ def _suggestion(store: Store, wanted: str | None) -> Any:
     return known[0]
 
 
-def _intent_command(action: IntentAction, text: str) -> None:
-    """Add the command that asks for ``action``."""
-
-    @experiment.command(action.value, help=text)
-    @click.argument("name")
-    @click.option("--reason", default="", help="Why; kept in the history.")
-    @click.option(
+def _intent_options(command: Command) -> Command:
+    """Add what every wish can be told."""
+    wait = click.option(
         "--wait",
         type=click.FloatRange(min=0),
         default=15.0,
         show_default=True,
         help="Seconds to wait for the agent.",
     )
-    @db_option
-    @json_option
-    def command(name: str, reason: str, wait: float, db: str | None, as_json: bool) -> int:
-        return _ask(db, name, action, {"reason": reason} if reason else {}, wait=wait, as_json=as_json)
-
-    del command  # click has it
-
-
-_intent_command(IntentAction.START, "Start NAME on live traffic.")
-_intent_command(IntentAction.STOP, "Stop NAME: all traffic goes back to the baseline.")
-_intent_command(IntentAction.PROMOTE, "Put NAME's treatment in force for all of the route's traffic.")
+    reason = click.option("--reason", default="", help="Why; kept in the history.")
+    return click.argument("name")(reason(wait(db_option(json_option(command)))))
 
 
 @experiment.command()
-@click.argument("name")
+@_intent_options
+def start(name: str, reason: str, wait: float, db: str | None, as_json: bool) -> int:
+    """Start NAME on live traffic."""
+    return _ask(db, name, IntentAction.START, {"reason": reason}, wait=wait, as_json=as_json)
+
+
+@experiment.command()
+@_intent_options
+def stop(name: str, reason: str, wait: float, db: str | None, as_json: bool) -> int:
+    """Stop NAME: all traffic goes back to the baseline, a promotion is undone."""
+    return _ask(db, name, IntentAction.STOP, {"reason": reason}, wait=wait, as_json=as_json)
+
+
+@experiment.command()
+@_intent_options
+@click.option("--override", is_flag=True, help="Insist, though the verdict is not `keep`.")
+def promote(name: str, reason: str, wait: float, override: bool, db: str | None, as_json: bool) -> int:
+    """Put NAME's treatment in force for all of the route's traffic."""
+    params = {"reason": reason, "override": override}
+    return _ask(db, name, IntentAction.PROMOTE, params, wait=wait, as_json=as_json)
+
+
+@experiment.command()
+@_intent_options
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     required=True,
     help="New share of the treatment.",
 )
-@click.option(
-    "--wait",
-    type=click.FloatRange(min=0),
-    default=15.0,
-    show_default=True,
-    help="Seconds to wait for the agent.",
-)
-@db_option
-@json_option
-def ramp(name: str, share: float, wait: float, db: str | None, as_json: bool) -> int:
-    """Change the share of traffic that NAME's treatment gets."""
-    return _ask(db, name, IntentAction.RAMP, {"share": share}, wait=wait, as_json=as_json)
+def ramp(name: str, reason: str, wait: float, share: float, db: str | None, as_json: bool) -> int:
+    """Change the share of traffic that NAME's treatment gets; the comparison starts anew."""
+    return _ask(db, name, IntentAction.RAMP, {"reason": reason, "share": share}, wait=wait, as_json=as_json)
 
 
 def _ask(

@@ -28,7 +28,7 @@ def fit(db: str | None, as_json: bool, since: str | None) -> int:
         result = fit_latency(store.reader.requests(since_at=since_at(since)), now=system_clock())
         store.advice.save_models(list(result.models))
     if as_json:
-        emit_json({"models": result.models, "refusals": result.refusals})
+        emit_json({"models": result.models, "refusals": result.refusals, "notes": result.notes})
         return 0 if result.models else 1
     emit_table(
         "Latency models (errors are on held-out, later requests)",
@@ -47,6 +47,8 @@ def fit(db: str | None, as_json: bool, since: str | None) -> int:
         ),
         empty="no model could be fitted",
     )
+    for note in result.notes:
+        click.echo(f"note: {note}")
     for reason in result.refusals:
         click.echo(f"refused: {reason}")
     return 0 if result.models else 1
