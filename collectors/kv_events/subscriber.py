@@ -57,12 +57,12 @@ class KvEventSubscriber:
     def health(self) -> tuple[bool, str]:
         """Return whether every engine is connected and heard without loss, and how it goes."""
         if not self._sources:
-            return True, "KV events: not configured"
+            return True, "not configured"
         silent = [source for source in self._sources if not source.state.connected]
         if silent:
-            return False, f"KV events: not connected to {silent[0].where}"
+            return False, f"not connected to {silent[0].where}"
         states = [source.state for source in self._sources]
-        line = f"KV events: {sum(state.batches for state in states)} batches of {len(states)} engines"
+        line = f"{sum(state.batches for state in states)} batches of {len(states)} engines"
         if lost := sum(state.lost for state in states):
             line += f"; {lost} batches lost: what is cached is known in part"
         elif any(state.joined_at is not None for state in states):

@@ -74,11 +74,11 @@ class OtlpReceiver:
         wanted = {"gRPC": self._settings.grpc_port, "HTTP": self._settings.http_port}
         bound = {"gRPC": self.grpc_port, "HTTP": self.http_port}
         if not any(wanted.values()):
-            return True, "OTLP is turned off"
+            return True, "turned off"
         places = [f"{name} on {self._settings.host}:{port}" for name, port in bound.items() if port]
         ok = all(bound[name] for name, port in wanted.items() if port)
         where = " and ".join(places) or "not listening"
-        return ok, f"OTLP: {where}; {self._ingest.accepted_spans} spans taken in"
+        return ok, f"{where}; {self._ingest.accepted_spans} spans taken in"
 
 
 def _wanted(port: int) -> int:

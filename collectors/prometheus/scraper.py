@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import os
 
 import aiohttp
 from prometheus_client import Counter
@@ -63,7 +64,7 @@ class Scraper:
     def health(self) -> tuple[bool, str]:
         """Return whether every page could be read the last time, and the first reason if not."""
         if not self._settings.interval_seconds:
-            return True, "the scraper is turned off"
+            return True, "turned off"
         broken = [target for target in self._targets if target.problem is not None]
         if broken:
             return False, f"{broken[0].url}: {broken[0].problem}"
@@ -119,7 +120,7 @@ class Scraper:
         except TimeoutError as error:
             raise UnreachableError(f"no answer within {self._settings.timeout_seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise UnreachableError(f"cannot be read: {str(error) or type(error).__name__}") from error
+            raise UnreachableError(f"cannot be read: {_reason(error)}") from error
         return body.decode("utf-8", "replace"), at
 
     async def _offer(self, batch: Batch) -> Receipt:
@@ -133,6 +134,13 @@ class Scraper:
                 if loop.time() + error.retry_after_seconds > until:
                     raise
                 await asyncio.sleep(error.retry_after_seconds)
+
+
+def _reason(error: Exception) -> str:
+    """Say in few words why a page cannot be had; aiohttp's own words for a refused connection are many."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return os.strerror(error.os_error.errno)
+    return str(error) or type(error).__name__
 
 
 def _pages(settings: PrometheusSettings, context: CollectorContext) -> list[tuple[str, str]]:

@@ -68,7 +68,7 @@ async def test_batches_come_in_order_with_engine_and_replica(publisher: Publishe
         await _until_heard(log, 0, 1, 2)
     assert {(batch.engine, batch.replica) for batch in log.batches} == {(ENGINE, "0")}
     assert _hashes(log) == [0, 1, 2]
-    assert subscriber.health() == (True, "KV events: 3 batches of 1 engines")
+    assert subscriber.health() == (True, "3 batches of 1 engines")
 
 
 async def test_a_gap_is_closed_by_replay_before_the_batch_that_showed_it(publisher: Publisher) -> None:
@@ -253,7 +253,7 @@ async def test_a_recorded_stream_with_every_other_batch_dropped_is_heard_whole(v
 async def test_without_an_endpoint_it_idles() -> None:
     idle = FACTORY.create(FACTORY.settings(), context())
     await idle.start()
-    assert idle.health() == (True, "KV events: not configured")
+    assert idle.health() == (True, "not configured")
     await idle.stop()
     await idle.stop()
 
@@ -266,7 +266,7 @@ async def test_an_engine_that_is_not_there_is_said_and_awaited() -> None:
     settings = KvEventsSettings.model_validate({"endpoints": f"tcp://127.0.0.1:{ports[0]}"})
     subscriber = KvEventSubscriber(settings, context(cache_events=log))
     await subscriber.start()
-    assert subscriber.health() == (False, f"KV events: not connected to tcp://127.0.0.1:{ports[0]}")
+    assert subscriber.health() == (False, f"not connected to tcp://127.0.0.1:{ports[0]}")
     publisher = Publisher(ports=ports)
     await eventually(lambda: subscriber.health()[0])
     await publisher.publish(1)
