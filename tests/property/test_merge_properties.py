@@ -91,7 +91,7 @@ def test_each_value_has_a_source_and_none_other_does(parts: list[RequestPart]) -
 
 @given(parts=st.lists(PARTS, min_size=1, max_size=6), data=st.data())
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # each example has an id of its own
 )
