@@ -17,6 +17,8 @@ _START_SECONDS = 30.0
 # below the range from which systems take ports for outgoing connections
 _PORTS = range(20_000, 32_000)
 _TRIES = 200
+# gRPC would send even spans for the agent beside it through the proxy that the environment names
+NO_PROXY = {"no_grpc_proxy": "127.0.0.1,localhost"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ def start_builtin(
         "--time-scale": str(options.time_scale),
     }
     argv = [sys.executable, "-m", "kvscope.demo.engine", *(word for flag in flags.items() for word in flag)]
-    process = ChildProcess("the built-in engine", argv, log)
+    process = ChildProcess("the built-in engine", argv, log, env=NO_PROXY)
     url = f"http://127.0.0.1:{port}"
     process.ready_or_stop(
         lambda: answers(f"{url}/health"), deadline_seconds=_START_SECONDS, progress=progress

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kvscope.demo.engines import Engine, EngineOptions, answers, free_port
+from kvscope.demo.engines import NO_PROXY, Engine, EngineOptions, answers, free_port
 from kvscope.demo.model import MODEL_NAME
 from kvscope.demo.process import ChildProcess
 from kvscope.errors import UsageError
@@ -45,7 +45,7 @@ def start_vllm(
 
 
 def _environment(options: EngineOptions) -> dict[str, str]:
-    return {
+    return NO_PROXY | {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the override below sets the real size
