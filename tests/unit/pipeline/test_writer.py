@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -62,8 +63,8 @@ Make = Callable[..., Writer]
 def make(store: FaultyStore, registry: CollectorRegistry) -> Iterator[Make]:
     made: list[Writer] = []
 
-    def build(**settings: float) -> Writer:
-        made.append(Writer(store, WriterSettings(**settings), registry))  # type: ignore[arg-type]
+    def build(**settings: Any) -> Writer:
+        made.append(Writer(store, WriterSettings(**settings), registry))
         return made[-1]
 
     yield build
