@@ -3,10 +3,13 @@
 Nothing here imports Streamlit, so that a missing extra is one clear line and not a traceback.
 """
 
+import contextlib
 import importlib
 import importlib.util
+import logging
 import pkgutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from dashboards import theme
@@ -46,6 +49,18 @@ def check() -> None:
         raise UsageError(f"the dashboard needs {' and '.join(missing)}: run {_INSTALL}")
     if not APP.is_file():
         raise UsageError(f"the dashboard's app file {APP} is missing: install kvscope again")
-    for package in ("dashboards.screens", "dashboards.views"):
-        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-            importlib.import_module(module.name)
+    with _quiet():
+        for package in ("dashboards.screens", "dashboards.views"):
+            for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+                importlib.import_module(module.name)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Streamlit from warning that pages are imported outside its server, as a check must do."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

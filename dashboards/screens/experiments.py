@@ -163,7 +163,8 @@ def _intervals(experiment: Experiment, looks: Sequence[Look]) -> None:
     st.altair_chart(view.interval_chart(frame, experiment.metric))
     st.caption(
         f"The band holds the true difference at all looks together with {1 - experiment.alpha:.0%}"
-        " confidence. The verdict falls when it leaves the dashed line of no change."
+        " confidence. A verdict falls when it leaves the dashed line of no change and each arm has"
+        f" {experiment.min_units} units."
     )
 
 

@@ -7,10 +7,10 @@ import streamlit as st
 from dashboards import data, ui
 from dashboards.views import advice as view
 from kvscope.errors import KvscopeError
-from kvscope.model.advice import Experiment, Suggestion, Unit
+from kvscope.model.advice import Experiment, RoutePolicy, Suggestion, Unit
 from kvscope.model.prompt import Risk
 from kvscope.reports import evidence, words
-from kvscope.reports.changes import changes_of
+from kvscope.reports.changes import changes_of, in_force
 
 _UNITS = {
     Unit.SESSION: "By session: each session stays in its arm",
@@ -37,12 +37,12 @@ def _body() -> None:
             ":material/lightbulb:",
         )
         return
-    experiments = data.experiments()
+    experiments, policies = data.experiments(), data.policies()
     for suggestion in suggestions:
-        _card(suggestion, experiments)
+        _card(suggestion, experiments, policies)
 
 
-def _card(suggestion: Suggestion, experiments: Sequence[Experiment]) -> None:
+def _card(suggestion: Suggestion, experiments: Sequence[Experiment], policies: Sequence[RoutePolicy]) -> None:
     with st.container(border=True, key=f"card-{suggestion.id}"):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.subheader(words.title(suggestion.kind), anchor=False, width="content")
@@ -52,11 +52,13 @@ def _card(suggestion: Suggestion, experiments: Sequence[Experiment]) -> None:
                 color=view.RISK_COLOURS[suggestion.risk],
                 help=view.RISK_MEANINGS[suggestion.risk],
             )
+            if in_force(suggestion, policies):
+                st.badge("already in force", icon=":material/check:", color="green")
         left, middle, right = st.columns([4, 3, 3], gap="medium")
         with left:
             st.altair_chart(view.hit_rate_bars(suggestion))
         middle.metric("TTFT change", words.change_seconds(suggestion.ttft_change_seconds))
-        right.metric("Tokens saved a day", words.count(suggestion.tokens_saved_per_day))
+        right.metric("Tokens saved a day", words.rough(suggestion.tokens_saved_per_day))
         for line in changes_of(suggestion.transforms) or ("A person must act: the gateway cannot do this.",):
             st.markdown(ui.plain(line))
         st.caption(
@@ -79,9 +81,10 @@ def _create(suggestion: Suggestion, experiments: Sequence[Experiment]) -> None:
         st.popover("Create experiment", icon=":material/science:", key=f"create-{suggestion.id}"),
         st.form(f"form-{suggestion.id}", border=False),
     ):
-        name = st.text_input("Name", view.name_for(suggestion, {e.name for e in experiments}))
-        share = st.slider("Share of traffic that gets the change", 5, 95, 50, 5, format="%d %%")
-        unit = st.radio("What is assigned", list(_UNITS), format_func=lambda unit: _UNITS[unit])
+        left, right = st.columns([3, 2], gap="medium")
+        name = left.text_input("Name", view.name_for(suggestion, {e.name for e in experiments}))
+        share = right.slider("Share that gets the change", 5, 95, 50, 5, format="%d %%")
+        unit = st.radio("How traffic is split", list(_UNITS), format_func=lambda unit: _UNITS[unit])
         approved = suggestion.risk is Risk.SAFE or st.checkbox(
             f"I have read what it does and approve it. {view.RISK_MEANINGS[suggestion.risk]}",
             key=f"approve-{suggestion.id}",

@@ -13,7 +13,7 @@ Colour = Literal["red", "orange", "yellow", "blue", "green", "violet", "gray", "
 """Names of colours that Streamlit's badges know."""
 
 HEIGHT = 250
-_LABEL_CHARACTERS = 26
+_LABEL_CHARACTERS = 32
 _TIME_FORMATS = {
     "seconds": "%H:%M:%S",
     "minutes": "%H:%M",

@@ -86,6 +86,7 @@ class SuggestionLine:
     ttft_change_seconds: float | None
     tokens_saved_per_day: float
     changes: tuple[str, ...]
+    in_force: bool
     evidence: Mapping[str, Any]
 
 

@@ -38,7 +38,7 @@ def _lines(evidence: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if before is not None and after is not None:
         yield "On the newer half alone", f"{words.percent(before)} to {words.percent(after)}"
     yield "In force already", _text("in_force", evidence.get("in_force"))
-    yield "Examples", _text("id", evidence.get("example_request_ids"))
+    yield "Examples", ", ".join(words.short_id(str(one)) for one in evidence.get("example_request_ids") or ())
     for key, value in evidence.items():
         if key not in _TOLD:
             yield words.text(key).capitalize(), _text(key, value)

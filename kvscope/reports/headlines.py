@@ -54,13 +54,12 @@ def _cause(report: Report) -> Iterator[str]:
     if where is not None and where.role is not None:
         kind = f" ({words.text(where.value_kind)})" if where.value_kind else ""
         spot = words.place(where.role, where.message_index)
-        sentence += f"; most of them on route {where.route} after {spot}{kind}"
+        sentence += f"; the largest part on route {where.route}, after {spot}{kind}"
     yield sentence + "."
 
 
 def _suggestion(report: Report) -> Iterator[str]:
-    promoted = {promotion.route for promotion in report.promotions}
-    best = next((item for item in report.suggestions if item.route not in promoted), None)
+    best = next((item for item in report.suggestions if not item.in_force), None)
     if best is not None:
         yield (
             f"The best open suggestion, on route {best.route}: {words.title(best.kind).lower()}; predicted"

@@ -47,6 +47,7 @@ def _environment(form: str) -> Environment:
         "percent": words.percent,
         "points": words.points,
         "requests": words.requests,
+        "rough": words.rough,
         "change_percent": words.change_percent,
         "seconds": words.seconds,
         "change_seconds": words.change_seconds,

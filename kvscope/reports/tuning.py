@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvscope.model.advice import FittedModel, RoutePolicy, Suggestion
 from kvscope.model.request import MissCause, RequestRecord
 from kvscope.model.views import HitRow, MissRow
-from kvscope.reports.changes import changes_of
+from kvscope.reports.changes import changes_of, in_force
 from kvscope.reports.content import (
     CauseLine,
     Engine,
@@ -39,6 +39,7 @@ def build_report(store: Store, *, now: float, since_at: float | None = None) -> 
     records = store.reader.requests(last=SAMPLE, since_at=since_at)
     total = next(iter(store.reader.hits("total", since_at=since_at)), None)
     causes = cause_lines([total] if total else [])
+    policies = store.advice.policies()
     arrivals = [record.arrived_at for record in records if record.arrived_at is not None]
     complete = total is None or len(records) >= total.requests
     return Report(
@@ -54,11 +55,9 @@ def build_report(store: Store, *, now: float, since_at: float | None = None) -> 
         causes=causes,
         places=places_of(store.reader.misses(since_at=since_at))[:_PLACES],
         models=tuple(_model(model) for model in store.advice.models()),
-        suggestions=tuple(_suggestion(item) for item in store.advice.suggestions()),
+        suggestions=tuple(_suggestion(item, policies) for item in store.advice.suggestions()),
         experiments=tuple(experiment_line(store, item) for item in store.experiments.list()),
-        promotions=tuple(
-            _promotion(store, policy) for policy in store.advice.policies() if policy.transforms
-        ),
+        promotions=tuple(_promotion(store, policy) for policy in policies if policy.transforms),
         sums=engine_sums(store),
     )
 
@@ -135,7 +134,7 @@ def _model(model: FittedModel) -> ModelLine:
     )
 
 
-def _suggestion(item: Suggestion) -> SuggestionLine:
+def _suggestion(item: Suggestion, policies: Sequence[RoutePolicy]) -> SuggestionLine:
     return SuggestionLine(
         id=item.id,
         kind=item.kind,
@@ -146,6 +145,7 @@ def _suggestion(item: Suggestion) -> SuggestionLine:
         ttft_change_seconds=item.ttft_change_seconds,
         tokens_saved_per_day=item.tokens_saved_per_day,
         changes=changes_of(item.transforms),
+        in_force=in_force(item, policies),
         evidence=dict(item.evidence),
     )
 

@@ -62,6 +62,11 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else _signed(f"{value:,.0f}")
 
 
+def rough(value: float | None) -> str:
+    """Return a forecast of a count with three digits that mean something: ``557,000,000``."""
+    return UNKNOWN if value is None else count(float(f"{value:.3g}"))
+
+
 def requests(number: int) -> str:
     """Return a number of requests: ``1 request``, ``1,234 requests``."""
     return f"{count(number)} request{'' if number == 1 else 's'}"
@@ -119,7 +124,7 @@ def quantity(value: float | None, metric: str, *, change: bool = False) -> str:
     sign = "+" if change and value > 0 else ""
     if metric.endswith("_tokens") and abs(value) >= _WHOLE_FROM:
         return sign + count(value)
-    return sign + decimal(value, 3 if abs(value) < 1 else 1)
+    return sign + decimal(value, 2 if abs(value) < 1 else 1)
 
 
 def bound(value: float | None, metric: str) -> str:
@@ -175,7 +180,7 @@ def characters(start: int | None, end: int | None) -> str:
     """Return a range of characters within a message: ``characters 12 to 31``."""
     if start is None:
         return UNKNOWN
-    return f"character {start:,}" if end is None else f"characters {start:,} to {end:,}"
+    return f"character {start:,}" if end in (None, start) else f"characters {start:,} to {end:,}"
 
 
 def short_id(value: str) -> str:

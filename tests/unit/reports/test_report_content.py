@@ -4,7 +4,7 @@ import pytest
 
 from kvscope.model.advice import RoutePolicy
 from kvscope.pipeline.contracts import Batch
-from kvscope.reports.tuning import build_report
+from kvscope.reports.tuning import build_report, render
 from kvscope.store.database import Store
 from tests.support import seed
 from tests.unit.reports.conftest import ENGINE, NOW, request
@@ -118,6 +118,21 @@ def test_a_route_that_was_set_back_is_no_promotion(four_requests: Store) -> None
         RoutePolicy(route="a", transforms=(), experiment=None, actor="dashboard", since_at=NOW)
     )
     assert build_report(four_requests, now=NOW).promotions == ()
+
+
+def test_a_suggestion_that_is_in_force_is_marked_so(small_store: Store) -> None:
+    seed.seed_traffic(small_store)
+    seed.seed_advice(small_store)
+    seed.seed_experiments(small_store)
+    report = build_report(small_store, now=seed.NOW)
+    assert {line.kind: line.in_force for line in report.suggestions} == {
+        "move_volatile": True,
+        "sort_tools": False,
+        "more_memory": False,
+    }
+    text = render(report, "md")
+    assert text.count("- Already in force.") == 1
+    assert "The best open suggestion, on route agent" in text
 
 
 def test_an_experiment_is_told_by_its_last_look(small_store: Store) -> None:
