@@ -110,7 +110,11 @@ class Advisor:
         if self._pool is None:
             self._pool = advice_pool()
         advice = await asyncio.get_running_loop().run_in_executor(self._pool, run_task, task)
-        await asyncio.to_thread(self._store.advice.save_suggestions, list(advice.suggestions))
+        await asyncio.to_thread(
+            self._store.advice.save_suggestions,
+            advice.suggestions,
+            looked_at={prompt.route for prompt in window},
+        )
 
     def close(self) -> None:
         """End the advisor's process."""

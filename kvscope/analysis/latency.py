@@ -19,9 +19,6 @@ from kvscope.model.advice import FittedModel
 from kvscope.model.request import RequestRecord, Status
 
 MIN_ROWS = 30
-ERROR_RANGE = "error_per_root_second"
-"""The key in ``FittedModel.ranges`` of the 5 % and 95 % quantiles of held-out errors ÷ sqrt(prediction)."""
-
 _SLACK = 0.25  # of a feature's seen span, on either side
 _IN_FLIGHT = "requests_in_flight"
 _ENTROPY = "prompt_entropy"
@@ -126,7 +123,7 @@ def predict_seconds(
         if refusal := _outside(model, name, value):
             return refusal
         seconds += model.coefficients[name] * value
-    low, high = model.ranges[ERROR_RANGE]
+    low, high = model.error_quantiles
     spread = math.sqrt(max(seconds, 0.0))
     return Prediction(
         seconds=seconds, low=max(0.0, seconds + low * spread), high=max(0.0, seconds + high * spread)
@@ -214,7 +211,8 @@ def _fit(
         mae_seconds=measured.mae,
         coverage_90=measured.coverage,
         rows=len(rows),
-        ranges={**ranges, ERROR_RANGE: error_range(rows, fit)},
+        error_quantiles=error_range(rows, fit),
+        ranges=ranges,
         fitted_at=now,
     )
     return model, measured

@@ -184,6 +184,7 @@ class FittedModel:
     r2: float  # out of sample
     mae_seconds: float  # out of sample
     coverage_90: float | None  # share of held-out values inside the 90 % interval
+    error_quantiles: tuple[float, float]  # 5 % and 95 % of held-out errors ÷ sqrt(predicted seconds)
     rows: int
     ranges: Mapping[str, tuple[float, float]]  # feature -> seen minimum and maximum
     fitted_at: float

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import RowMapping, select, update
+from sqlalchemy import RowMapping, delete, select, update
 
 from kvscope.clock import Clock, system_clock
 from kvscope.errors import UsageError
@@ -29,14 +29,23 @@ class AdviceStore:
         self._clock = clock
         self._statements = Statements(engines.writer.dialect)
 
-    def save_suggestions(self, suggestions: Iterable[Suggestion]) -> None:
-        """Store suggestions by id; a known one keeps its time of creation and stays dismissed if it was."""
+    def save_suggestions(self, suggestions: Iterable[Suggestion], *, looked_at: Iterable[str] = ()) -> None:
+        """Store suggestions by id; a known one keeps its time of creation and stays dismissed if it was.
+
+        What was suggested before for the routes that were ``looked_at`` and is not suggested any more is
+        removed, unless a person dismissed it.
+        """
         rows = [{name: getattr(one, name) for name in _SUGGESTION_FIELDS} for one in suggestions]
-        if not rows:
-            return
+        outdated = delete(schema.suggestions).where(
+            _S.route.in_(list(looked_at)),
+            _S.id.not_in([row["id"] for row in rows]),
+            _S.dismissed_at.is_(None),
+        )
         keep = frozenset({"created_at", "dismissed_at"})
         with self._engines.writing() as connection:
-            connection.execute(self._statements.upsert(schema.suggestions, keep=keep), rows)
+            connection.execute(outdated)
+            if rows:
+                connection.execute(self._statements.upsert(schema.suggestions, keep=keep), rows)
 
     def suggestions(self, *, route: str | None = None, include_dismissed: bool = False) -> list[Suggestion]:
         """Return suggestions, those that save most tokens first."""
@@ -124,7 +133,10 @@ def _model_row(model: FittedModel) -> dict[str, Any]:
 
 def _model(row: RowMapping) -> FittedModel:
     ranges = {name: (low, high) for name, (low, high) in row["ranges"].items()}
-    return FittedModel(**{**row, "features": tuple(row["features"]), "ranges": ranges})
+    errors = tuple(row["error_quantiles"])
+    return FittedModel(
+        **{**row, "features": tuple(row["features"]), "ranges": ranges, "error_quantiles": errors}
+    )
 
 
 def _no_suggestion(suggestion_id: str) -> UsageError:

@@ -179,6 +179,7 @@ latency_models = Table(
     Column("r2", Double, nullable=False),
     Column("mae_seconds", Double, nullable=False),
     Column("coverage_90", Double),
+    Column("error_quantiles", Json, nullable=False),
     Column("rows", BigInteger, nullable=False),
     Column("ranges", Json, nullable=False),
     Column("fitted_at", Double, nullable=False),

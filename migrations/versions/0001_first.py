@@ -183,6 +183,7 @@ def _create_latency_models() -> None:
         sa.Column("r2", sa.Double(), nullable=False),
         sa.Column("mae_seconds", sa.Double(), nullable=False),
         sa.Column("coverage_90", sa.Double()),
+        sa.Column("error_quantiles", _JSON, nullable=False),
         sa.Column("rows", sa.BigInteger(), nullable=False),
         sa.Column("ranges", _JSON, nullable=False),
         sa.Column("fitted_at", sa.Double(), nullable=False),

@@ -49,6 +49,7 @@ MODEL = FittedModel(
     r2=0.97,
     mae_seconds=0.002,
     coverage_90=0.91,
+    error_quantiles=(-0.05, 0.08),
     rows=500,
     ranges={"uncached_tokens": (16.0, 4096.0), "attention_work": (0.0, 1e7)},
     fitted_at=20.0,
@@ -267,3 +268,21 @@ def test_names_of_any_text_are_stored_and_found(store: Store) -> None:
     assert [one.route for one in store.advice.suggestions(route=odd)] == [found.route]
     with pytest.raises(UsageError):
         store.advice.suggestion("\x00")
+
+
+def test_what_is_not_suggested_any_more_goes_unless_dismissed(store: Store) -> None:
+    gone, dismissed, other, new = (
+        dataclasses.replace(SUGGESTION, id=name, route=route)
+        for name, route in (("gone", "r"), ("dismissed", "r"), ("other", "elsewhere"), ("new", "r"))
+    )
+    store.advice.save_suggestions([gone, dismissed, other])
+    store.advice.dismiss("dismissed")
+    store.advice.save_suggestions([new], looked_at={"r"})
+    assert {one.id for one in store.advice.suggestions()} == {"new", "other"}
+    assert {one.id for one in store.advice.suggestions(include_dismissed=True)} == {
+        "new",
+        "other",
+        "dismissed",
+    }
+    store.advice.save_suggestions([], looked_at={"r"})
+    assert {one.id for one in store.advice.suggestions()} == {"other"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope.analysis.latency import ERROR_RANGE, Prediction, fit_latency, predict_seconds
+from kvscope.analysis.latency import Prediction, fit_latency, predict_seconds
 from kvscope.analysis.robust import fit_line
 from kvscope.model.advice import FittedModel
 from kvscope.model.request import RequestRecord, Status
@@ -192,7 +192,7 @@ def test_a_prediction_is_the_linear_form_with_its_interval() -> None:
     told = predict_seconds(model, prompt_tokens=2000, cached_tokens=1000)
     assert isinstance(told, Prediction)
     assert told.seconds == pytest.approx(0.12, rel=0.02)
-    low, high = model.ranges[ERROR_RANGE]
+    low, high = model.error_quantiles
     assert told.low == pytest.approx(told.seconds + low * told.seconds**0.5)
     assert told.high == pytest.approx(told.seconds + high * told.seconds**0.5)
     assert told.low < told.seconds < told.high
