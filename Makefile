@@ -35,7 +35,7 @@ check: install
 
 # each benchmark prints its ratios; those that need the data folder say so
 bench: install
-	@for file in benchmarks/bench_*.py; do test -e "$$file" || continue; echo "== $$file"; $(BIN)/python "$$file" || exit; done
+	@for file in benchmarks/[a-z]*.py; do test -e "$$file" || continue; echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 # writes down the versions that are installed now
 lock: install

@@ -28,7 +28,7 @@ from kvscope.demo.show import Screen
 from kvscope.demo.sidecar import Sidecar, start_sidecar
 from kvscope.demo.vllm import start_vllm
 from kvscope.demo.workload import REQUESTS_PER_ROUND, TUNED_ROUTE, Workload
-from kvscope.errors import UnreachableError
+from kvscope.errors import KvscopeError
 from kvscope.model.advice import Experiment, ExperimentState, IntentAction, Suggestion, Verdict
 from kvscope.reports.tuning import build_report, render
 from kvscope.store.database import Store, open_store
@@ -160,6 +160,7 @@ def _play(stage: _Stage) -> DemoResult:
     look = trial.last_look(store, experiment)
     story.show_verdict(screen, experiment, look)
     if experiment.verdict is not Verdict.KEEP:
+        screen.line("nothing is promoted, so there is no traffic to compare: the demo ends here")
         document = story.document(options.engine, before, predicted, None, experiment, look)
         return DemoResult(succeeded=False, document=document | _reports(stage))
 
@@ -225,7 +226,7 @@ def _experiment(stage: _Stage, suggestion: Suggestion) -> Experiment:
         asyncio.run(_until_decided(client, stage, experiment, progress))
     experiment = store.experiments.get(experiment.id)
     if experiment.state is ExperimentState.RUNNING:
-        raise UnreachableError(
+        raise KvscopeError(
             f"no verdict after {options.longest_trial_seconds:.0f} s and {client.tally.requests} requests; "
             f"see {options.output / 'agent.log'}"
         )
