@@ -20,8 +20,12 @@ _NEEDS = ("streamlit", "altair")
 _INSTALL = "pip install 'kvscope[dashboard]'"
 
 
-def command(db_url: str, host: str, port: int) -> list[str]:
-    """Return the command that serves the dashboard of the store at ``db_url`` on ``host:port``."""
+def command(db_url: str | None, host: str, port: int) -> list[str]:
+    """Return the command that serves the dashboard of the store at ``db_url`` on ``host:port``.
+
+    With None the app takes the store that KVSCOPE_DB names: a URL with a password in it belongs there, where
+    the list of processes does not show it.
+    """
     return [
         sys.executable,
         "-m",
@@ -36,9 +40,7 @@ def command(db_url: str, host: str, port: int) -> list[str]:
         "--client.toolbarMode=minimal",
         "--client.showErrorDetails=type",
         *theme.flags(),
-        "--",
-        "--db",
-        db_url,
+        *(("--", "--db", db_url) if db_url else ()),
     ]
 
 

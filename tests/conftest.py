@@ -36,7 +36,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     An agent may listen at its `options.otlp_endpoint`, one test's agent at a time.
     """
     if not vllm_installed():
-        pytest.skip("vLLM is not installed here")
+        pytest.fail("vLLM is not installed here: run `make install`, or leave these out by -m 'not vllm'")
     folder = tmp_path_factory.mktemp("vllm")
     options = EngineOptions(
         model=build_model(folder / "model", weights=True), otlp_endpoint=f"http://127.0.0.1:{free_port()}"

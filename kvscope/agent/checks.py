@@ -11,7 +11,8 @@ from typing import Any
 from kvscope.clock import iso, system_clock
 from kvscope.model.cache_config import cache_configs
 from kvscope.model.request import RequestRecord, Status
-from kvscope.model.views import EngineCounters
+from kvscope.reports.content import SumLine
+from kvscope.reports.sums import engine_sums
 from kvscope.store.database import Store
 
 _TIMEOUT_SECONDS = 3.0
@@ -157,8 +158,7 @@ def _sums(store: Store, patience_seconds: float, *, alive: bool) -> Iterator[Che
     deadline = time.monotonic() + (patience_seconds if alive else 0.0)
     while True:
         results = [
-            _compare(store, counters, newer_than=started if alive else None)
-            for counters in store.reader.counters()
+            _compared(store, line, newer_than=started if alive else None) for line in engine_sums(store)
         ]
         if all(check.ok for check in results) or time.monotonic() >= deadline:
             break
@@ -166,37 +166,34 @@ def _sums(store: Store, patience_seconds: float, *, alive: bool) -> Iterator[Che
     yield from results
 
 
-def _compare(store: Store, counters: EngineCounters, *, newer_than: float | None) -> Check:
+def _compared(store: Store, line: SumLine, *, newer_than: float | None) -> Check:
     name = "sums agree"
-    where = counters.engine + (f" rank {counters.replica}" if counters.replica not in ("", "0") else "")
-    if newer_than is not None and counters.last_at < newer_than:
-        return Check(name=name, ok=False, detail=f"{where}: no new scrape came", fix="see the agent's log")
+    if newer_than is not None and line.last_at < newer_than:
+        return Check(
+            name=name, ok=False, detail=f"{line.engine}: no new scrape came", fix="see the agent's log"
+        )
     busy = sum(
         sample.value
         for metric in ("vllm:num_requests_running", "vllm:num_requests_waiting")
         for sample in store.reader.latest_samples(metric)
-        if sample.engine == counters.engine
+        if sample.engine == line.engine
     )
     if busy:
         return Check(
             name=name,
             ok=False,
-            detail=f"{where}: {busy:.0f} requests are under way, so sums cannot be compared",
+            detail=f"{line.engine}: {busy:.0f} requests are under way, so sums cannot be compared",
             fix="run it again when the engine is idle",
         )
-    cached, unknown = store.reader.cached_tokens_between(counters.engine, counters.first_at, counters.last_at)
-    counted = int(counters.hits + counters.external_hits)
     detail = (
-        f"{where}: the engine counted {counted:,} cached tokens, the records hold {cached:,},"
-        f" as of {iso(counters.last_at)}"
+        f"{line.engine}: the engine counted {line.counter_tokens:,} cached tokens,"
+        f" the records hold {line.record_tokens:,}, as of {iso(line.last_at)}"
     )
-    if unknown:
-        detail += f"; {unknown} requests do not tell"
+    if line.unknown_requests:
+        detail += f"; {line.unknown_requests} requests do not tell"
     return Check(
         name=name,
-        ok=counted == cached,
+        ok=line.agree is True,
         detail=detail,
-        fix="requests that bypass the gateway, aborted ones, or a version before 0.27 make a difference"
-        if counted != cached
-        else "",
+        fix="requests that bypass the gateway, aborted ones, or a version before 0.27 make a difference",
     )

@@ -1,6 +1,7 @@
 """``kvscope dashboard``: opens the Streamlit app."""
 
 import importlib
+import os
 import subprocess
 
 import click
@@ -22,7 +23,8 @@ def dashboard(db: str | None, host: str, port: int, check: bool) -> int:
         click.echo("the dashboard can start")
         return 0
     click.echo(f"dashboard: http://{host}:{port}", err=True)
-    process = subprocess.Popen(launch.command(store_url(db), host, port))  # noqa: S603 - our own command
+    environment = os.environ | {"KVSCOPE_DB": store_url(db)}
+    process = subprocess.Popen(launch.command(None, host, port), env=environment)  # noqa: S603 - our own command
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope.demo.vllm import vllm_installed
-
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(not vllm_installed(), reason="vLLM is not installed here"),
-]
+pytestmark = pytest.mark.vllm
 
 _CODE = "from kvscope.cli.main import main; main()"
 
