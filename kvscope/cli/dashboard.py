@@ -1,12 +1,12 @@
 """``kvscope dashboard``: opens the Streamlit app."""
 
 import importlib
-import os
 import subprocess
 
 import click
 
 from kvscope.cli.common import db_option, store_url
+from kvscope.config.load import environment_with_db
 
 
 @click.command()
@@ -23,7 +23,7 @@ def dashboard(db: str | None, host: str, port: int, check: bool) -> int:
         click.echo("the dashboard can start")
         return 0
     click.echo(f"dashboard: http://{host}:{port}", err=True)
-    environment = os.environ | {"KVSCOPE_DB": store_url(db)}
+    environment = environment_with_db(store_url(db))
     process = subprocess.Popen(launch.command(None, host, port), env=environment)  # noqa: S603 - our own command
     try:
         return process.wait()

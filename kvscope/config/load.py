@@ -29,6 +29,11 @@ def default_db() -> str:
     return os.environ.get(f"{_PREFIX}DB") or f"sqlite:///{data_directory() / 'kvscope.db'}"
 
 
+def environment_with_db(db: str) -> dict[str, str]:
+    """Return this process's environment for a child whose store is ``db``."""
+    return dict(os.environ) | {f"{_PREFIX}DB": db}
+
+
 def make_data_directory(db: str) -> None:
     """Make the data directory when ``db`` lies in it; other folders are their owner's to make."""
     if db.startswith(f"sqlite:///{data_directory()}"):
