@@ -66,9 +66,7 @@ def address(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def page(tmp_path: Path) -> Iterator[Page]:
     """One page of a Chromium that starts with an empty profile."""
     if not CHROMIUM.exists():
-        pytest.fail(
-            f"{CHROMIUM} is not installed here: install the package chromium, or leave these out by -m 'not browser'"
-        )
+        pytest.fail(f"{CHROMIUM} is missing: install it, or leave these out by -m 'not browser'")
     with sync_playwright() as driver:
         context = driver.chromium.launch_persistent_context(
             tmp_path / "profile",
