@@ -113,6 +113,65 @@ _PRINCIPLES = (
     "Do not give advice on law, health or money, and say so kindly.",
 )
 
+_EXAMPLES = (
+    (
+        "My parcel should have been here on Monday.",
+        "I am sorry that it is late. Please send me the tracking number, and I will look where it is.",
+    ),
+    (
+        "The box fell and now the disk rattles.",
+        "Please keep it switched off. Send me a photograph and the serial number from the back, and we will replace it.",
+    ),
+    (
+        "You have taken the money twice!",
+        "That must not happen, and I am sorry. Please send me both payment references; the second payment comes back to you.",
+    ),
+    (
+        "The backup says that it is at forty percent since yesterday.",
+        "Please tell me when the last good backup was made. I will start this one again with checks on.",
+    ),
+    (
+        "It takes hours to get one folder back.",
+        "Which region is your office in, and how large is the folder? The restore may be quicker from a nearer region.",
+    ),
+    (
+        "I forgot my password.",
+        "Please write to me from the address of the account, or name it. I will send a link with which you choose a new one.",
+    ),
+    (
+        "My telephone was stolen and with it the codes.",
+        "Please have two of your three recovery proofs ready. We call you back on the number that you left with us.",
+    ),
+    (
+        "Somebody has changed the address of our account.",
+        "I lock the account now. Please tell me the last address that you know, and we call you within the hour.",
+    ),
+    (
+        "We need more space from next month.",
+        "Gladly. Which plan, and from which day? I confirm the new price before anything changes.",
+    ),
+    (
+        "We want to leave at the end of the year.",
+        "I am sorry to hear it. I confirm the end of the contract and prepare the export of all your data.",
+    ),
+    (
+        "Please send us everything that you have about us.",
+        "In which format do you want it, and from which time on? You get a link within two working days.",
+    ),
+    (
+        "Delete my data.",
+        "For that I need a request with your signature. Within thirty days all is deleted, and you get a record of it.",
+    ),
+    (
+        "I am a student, is there a lower price?",
+        "There is: half the price for a year. Please send me a proof that is not older than a year.",
+    ),
+    (
+        "Is your service down? I cannot reach anything.",
+        "Which region are you in? I look at the status page and tell you what it says, and again every thirty minutes.",
+    ),
+)
+
 AGENT_SYSTEM = """\
 You are the operations agent of Larchwood Cloud. You work on tickets about virtual machines, volumes and networks.
 Work in small steps: look before you change, change one thing, look again. Use one tool at a time and wait for its result.
@@ -238,9 +297,13 @@ def support_system() -> str:
         for number, (case, need, due, action) in enumerate(_CASES, start=1)
     )
     principles = "\n".join(f"{number}. {text}" for number, text in enumerate(_PRINCIPLES, start=1))
+    examples = "\n".join(
+        f"Example {number}. Customer: {asks} You: {answer} Then you wait for what was asked, and do not guess."
+        for number, (asks, answer) in enumerate(_EXAMPLES, start=1)
+    )
     return (
         "You are the support assistant of Larchwood Cloud, a company that keeps backups for small offices.\n"
-        f"Principles\n{principles}\nPlans\n{plans}\nCases\n{cases}\n"
+        f"Principles\n{principles}\nPlans\n{plans}\nCases\n{cases}\nExamples\n{examples}\n"
         "Close every answer with one line that says what happens next and until when.\n"
     )
 

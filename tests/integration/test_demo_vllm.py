@@ -31,7 +31,8 @@ def test_what_was_predicted_comes_true_on_a_real_vllm(tmp_path: Path) -> None:
     assert document["sums_agree"] is True
     assert after - before >= 0.3
     assert abs(after - predicted) <= 0.03
-    assert document["after"]["ttft_seconds"]["mean"] < document["before"]["ttft_seconds"]["mean"]
+    # side by side in the experiment, for between the phases the machine may have become busier
+    assert document["experiment"]["results"]["differences"]["ttft_seconds"]["estimate"] < 0
     assert document["before"]["requests"] == document["after"]["requests"] >= 100
     assert all(Path(report).stat().st_size > 1_000 for report in document["reports"])
     assert "built-in" not in (output / "report.md").read_text()
