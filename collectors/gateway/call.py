@@ -1,6 +1,7 @@
 """One inference request on its way through the gateway, and the record that is made of it."""
 
 import dataclasses
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from kvscope.prompts.segments import prompt_text, segments
 
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
+_PIECE_BYTES = 4
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class Call:
 
     api: str
     request_id: str
+    asked_id: str | None = None  # the client's own, where it was used before
     trace_id: str | None
     engine: str
     arrived_at: float
@@ -70,6 +73,7 @@ class Recorder:
                 request_id=call.request_id,
                 source=Source.GATEWAY,
                 values={name: value for name, value in values.items() if value is not None},
+                piece=secrets.token_hex(_PIECE_BYTES),
             )
             try:
                 self._sink.offer(Batch(parts=(part,)))
@@ -87,7 +91,8 @@ def _seen(call: Call, observation: Observation) -> dict[str, Any]:
         "finish_reason": observation.finish_reason,
         "prompt_tokens": observation.prompt_tokens,
         "output_tokens": observation.output_tokens,
-        "cached_tokens": observation.cached_tokens,
+        # of several sequences vLLM's usage tells one's cached tokens only (0.32, read)
+        "cached_tokens": observation.cached_tokens if call.choices == 1 else None,
         "ttft_client_seconds": None if first_at is None else first_at - call.read_at,
         "requests_in_flight": call.in_flight,
         "gateway_overhead_seconds": call.overhead_seconds,

@@ -1,8 +1,10 @@
 """What happens to headers on their way through, and the ids that every inference request gets."""
 
+import hashlib
 import re
 import secrets
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,12 +31,58 @@ _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)
 _NO_TRACE = "0" * 32
 
 
+_REMEMBERED_IDS = 50_000
+_SHORT = 64  # characters; longer ids are remembered by their hash
+
+
 class Identity(NamedTuple):
-    """A request's ids, and the headers that carry those that the client did not send."""
+    """A request's ids, and the headers that carry those that the client did not send.
+
+    ``asked_id`` is the client's own where it was used before and ``request_id`` replaces it.
+    """
 
     request_id: str
     trace_id: str | None
     added: list[tuple[str, str]]
+    asked_id: str | None = None
+
+
+class UsedIds:
+    """Keeps requests apart whose clients give them one id: retries, a proxy's constant id.
+
+    The engine's span and plugin name a request by this id alone, so two requests with one id could not be
+    told apart. Remembers the ``most`` ids used last.
+    """
+
+    def __init__(self, most: int = _REMEMBERED_IDS) -> None:
+        self._most = most
+        self._times: OrderedDict[str, int] = OrderedDict()
+
+    def unused(self, wanted: str) -> str:
+        """Return ``wanted`` where no request had it lately, else ``<wanted>~2``, ``~3`` and so on."""
+        times = self._note(wanted)
+        if times == 1:
+            return wanted
+        if not (wanted.isascii() and wanted.isprintable()):  # a body may name what no header can hold
+            return uuid.uuid4().hex
+        while _key(own := f"{wanted}~{times}") in self._times:
+            times = self._note(wanted)
+        self._note(own)
+        return own
+
+    def _note(self, used: str) -> int:
+        key = _key(used)
+        times = self._times.pop(key, 0) + 1
+        self._times[key] = times
+        if len(self._times) > self._most:
+            self._times.popitem(last=False)
+        return times
+
+
+def _key(request_id: str) -> str:
+    if len(request_id) <= _SHORT:
+        return request_id
+    return hashlib.blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def first_values(raw: RawHeaders) -> dict[str, str]:
@@ -45,9 +93,11 @@ def first_values(raw: RawHeaders) -> dict[str, str]:
     return values
 
 
-def upstream_headers(raw: RawHeaders, *, length_known: bool) -> list[tuple[str, str]]:
+def upstream_headers(
+    raw: RawHeaders, *, length_known: bool, without: frozenset[bytes] = frozenset()
+) -> list[tuple[str, str]]:
     """Return the client's headers as they go on; without the length where the client library states it."""
-    dropped = _REQUEST_ONLY | _named_by_connection(raw)
+    dropped = _REQUEST_ONLY | _named_by_connection(raw) | without
     if length_known:
         dropped |= {b"content-length"}
     return [(name.decode("latin-1"), _text(value)) for name, value in raw if name not in dropped]
@@ -62,15 +112,20 @@ def client_headers(raw: RawHeaders, *, length_changes: bool = False) -> list[tup
     return [(name, value) for name, value in lowered if name not in dropped]
 
 
-def identify(headers: Mapping[str, str], body: Mapping[str, Any] | None) -> Identity:
+def identify(headers: Mapping[str, str], body: Mapping[str, Any] | None, used: UsedIds) -> Identity:
     """Return the request's ids: the client's own where it sent them, else new ones.
 
-    vLLM takes the id from the header, else from the body's ``request_id``; a new header would hide that.
+    vLLM takes the id from the header, else from the body's ``request_id``; a new header would hide that, so
+    there is one only where the client's id was used before.
     """
     added: list[tuple[str, str]] = []
+    asked_id: str | None = None
     own = headers.get(_REQUEST_ID) or (body or {}).get("request_id")
     if isinstance(own, str) and own:
-        request_id = own
+        request_id = used.unused(own)
+        if request_id != own:
+            asked_id = own
+            added.append((_REQUEST_ID, request_id))
     else:
         request_id = uuid.uuid4().hex
         added.append((_REQUEST_ID, request_id))
@@ -82,7 +137,19 @@ def identify(headers: Mapping[str, str], body: Mapping[str, Any] | None) -> Iden
     else:
         found = _TRACE.fullmatch(parent.strip())
         trace_id = found[1] if found and found[1] != _NO_TRACE else None
-    return Identity(request_id, trace_id, added)
+    return Identity(request_id, trace_id, added, asked_id)
+
+
+def replaced(headers: list[tuple[bytes, bytes]], was: str, own: str) -> list[tuple[bytes, bytes]]:
+    """Return an answer's headers with the client's id where the server says back the one that it was sent.
+
+    vLLM does so with ``--enable-request-id-headers``.
+    """
+    name, sent = _REQUEST_ID.encode(), own.encode("utf-8", "replace")
+    return [
+        (key, was.encode("utf-8", "replace") if key == name and value == sent else value)
+        for key, value in headers
+    ]
 
 
 def _named_by_connection(raw: RawHeaders) -> frozenset[bytes]:

@@ -8,18 +8,19 @@ import msgspec
 
 from collectors.gateway.call import Call, Recorder, now, session_of, word
 from collectors.gateway.errors import BodyTooLargeError, ClientGoneError, upstream_error
-from collectors.gateway.headers import first_values, identify, upstream_headers
+from collectors.gateway.headers import UsedIds, first_values, identify, upstream_headers
 from collectors.gateway.incoming import Receive, Scope, Send, WhileConnected, read_body
 from collectors.gateway.metrics import GatewayMetrics
 from collectors.gateway.passing import UPSTREAM_FAILURES, target_url
 from collectors.gateway.relay import Relay
 from collectors.gateway.settings import GatewaySettings
 from collectors.gateway.upstream import Upstreams
-from collectors.gateway.usage import asking, can_ask, choices_of
+from collectors.gateway.usage import asking, can_ask
 from kvscope.model.prompt import Prompt
 from kvscope.model.request import Status
 from kvscope.pipeline.contracts import CollectorContext, Decision
 from kvscope.prompts.routes import ROUTE_HEADER, route_of
+from kvscope.prompts.segments import sequences_asked
 from kvscope.prompts.transforms import apply_transforms, layout_name
 
 Headers = list[tuple[str, str]]
@@ -41,6 +42,7 @@ class Inference:
         self._metrics = metrics
         self._recorder = Recorder(context.sink, metrics)
         self._fingerprints: dict[str, str | None] = {}
+        self._used_ids = UsedIds()
 
     async def handle(self, api: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request and record it, however it ends."""
@@ -81,11 +83,12 @@ class Inference:
         read_at = now()
         headers = first_values(scope["headers"])
         body = _decode(raw)
-        ids = identify(headers, body)
+        ids = identify(headers, body, self._used_ids)
         session = session_of(headers, body, self._settings.session_header)
         call = Call(
             api=api,
             request_id=ids.request_id,
+            asked_id=ids.asked_id,
             trace_id=ids.trace_id,
             engine=self._upstreams.choose(session or ids.request_id),
             arrived_at=self._context.clock(),
@@ -100,7 +103,9 @@ class Inference:
         if body is not None:
             with self._metrics.fail_open("route"):
                 call.route = route_of(api, body, headers.get(ROUTE_HEADER))
-        return call, [*upstream_headers(scope["headers"], length_known=True), *ids.added]
+        hidden = frozenset() if ids.asked_id is None else frozenset((b"x-request-id",))
+        kept = upstream_headers(scope["headers"], length_known=True, without=hidden)
+        return call, [*kept, *ids.added]
 
     def _prepare(self, call: Call) -> None:
         """Let the policy decide, apply what it says, tell the observer, and ask for usage."""
@@ -124,7 +129,7 @@ class Inference:
         with self._metrics.fail_open("prompts"):
             self._context.prompts.arrived(_prompt(call, call.body, call.sent_body))
         with self._metrics.fail_open("usage"):
-            call.choices = choices_of(call.body)
+            call.choices = sequences_asked(call.api, call.body)
             known = call.choices == 1 or call.engine in self._fingerprints
             if self._settings.ask_usage and known and can_ask(call.sent_body):
                 call.sent, call.asked_usage = asking(call.sent, call.sent_body), True

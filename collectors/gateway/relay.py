@@ -4,7 +4,7 @@ import aiohttp
 
 from collectors.gateway.call import Call, now
 from collectors.gateway.errors import error_event
-from collectors.gateway.headers import client_headers
+from collectors.gateway.headers import client_headers, replaced
 from collectors.gateway.incoming import Send
 from collectors.gateway.observe import AnswerObserver, Observation, Observer, StreamObserver
 from collectors.gateway.passing import send_error, send_part, start_answer
@@ -37,6 +37,8 @@ class Relay:
         self._started = True
         stripping = self._streaming and self._call.asked_usage
         headers = client_headers(answer.raw_headers, length_changes=stripping)
+        if self._call.asked_id is not None:
+            headers = replaced(headers, self._call.asked_id, self._call.request_id)
         await start_answer(self._send, answer.status, [*headers, *self._own_headers()])
         first = True
         async for data, _ in answer.content.iter_chunks():

@@ -28,13 +28,6 @@ def can_ask(body: Mapping[str, Any]) -> bool:
     )
 
 
-def choices_of(body: Mapping[str, Any]) -> int:
-    """Return how many answers the request asks for, over all its prompts."""
-    n, prompt = body.get("n"), body.get("prompt")
-    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    return prompts * (n if isinstance(n, int) and n > 0 else 1)
-
-
 def asking(raw: bytes, body: Mapping[str, Any]) -> bytes:
     """Return ``raw``, the encoded ``body``, such that it asks for usage.
 

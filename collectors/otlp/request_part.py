@@ -46,15 +46,19 @@ def request_part(span: Span) -> RequestPart | None:
     """Return the part that ``span`` tells, or None where it is not about one request with an id."""
     attributes = span.attributes
     if span.name == PLUGIN_SPAN:
-        return _part(attributes, Source.PLUGIN, _plugin_values(span))
+        return _part(span, Source.PLUGIN, _plugin_values(span))
     if span.name == ENGINE_SPAN or _TELLING & attributes.keys():
-        return _part(attributes, Source.SPAN, _span_values(span))
+        return _part(span, Source.SPAN, _span_values(span))
     return None
 
 
-def _part(attributes: Mapping[str, Any], source: Source, values: dict[str, Any]) -> RequestPart | None:
-    request_id = _request_id(attributes)
-    return RequestPart(request_id=request_id, source=source, values=values) if request_id else None
+def _part(span: Span, source: Source, values: dict[str, Any]) -> RequestPart | None:
+    """Return a part of its own sequence where an engine speaks: vLLM 0.32 (executed) sends one span each."""
+    request_id = _request_id(span.attributes)
+    if request_id is None:
+        return None
+    piece = span.span_id if "gen_ai.request.id" in span.attributes else ""
+    return RequestPart(request_id=request_id, source=source, values=values, piece=piece)
 
 
 def _request_id(attributes: Mapping[str, Any]) -> str | None:

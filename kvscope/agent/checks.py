@@ -10,7 +10,7 @@ from typing import Any
 
 from kvscope.clock import iso, system_clock
 from kvscope.model.cache_config import cache_configs
-from kvscope.model.request import RequestRecord, Status
+from kvscope.model.request import RequestRecord, Source, Status
 from kvscope.reports.content import SumLine
 from kvscope.reports.sums import engine_sums
 from kvscope.store.database import Store
@@ -39,6 +39,7 @@ def run_checks(store: Store, *, vllm: str | None, agent: str, patience_seconds: 
         checks += _engine(engine)
     checks += _cache(store)
     checks += _sources(records)
+    checks += _ids(records)
     checks += _sums(store, patience_seconds, alive=checks[0].ok)
     return checks
 
@@ -142,6 +143,19 @@ def _sources(records: list[RequestRecord]) -> Iterator[Check]:
         detail=f"known for {spans} of the last {len(done)} finished requests",
         fix="start vLLM with --otlp-traces-endpoint http://AGENT:4317; the newest arrive some seconds late",
     )
+
+
+def _ids(records: list[RequestRecord]) -> Iterator[Check]:
+    """Tell of requests of one id that could not be kept apart: several gateways, or a restart between."""
+    shared = sum(len(record.pieces.get(Source.GATEWAY, ())) > 1 for record in records)
+    if shared:
+        yield Check(
+            name="request ids",
+            ok=False,
+            detail=f"{shared} of the last {len(records)} records hold several requests of one X-Request-Id:"
+            " their tokens add up, their times do not belong together",
+            fix="let clients and proxies send a new X-Request-Id with each request, or none",
+        )
 
 
 def _sums(store: Store, patience_seconds: float, *, alive: bool) -> Iterator[Check]:

@@ -89,7 +89,9 @@ def features_of(record: RequestRecord) -> dict[str, float]:
 
 def fit_latency(records: Sequence[RequestRecord], *, now: float) -> LatencyFit:
     """Fit each model that the records allow; those of the most common model on the most common engine."""
-    usable, notes = _of_one_server([r for r in records if r.status in (Status.OK, None)])
+    # the times of several sequences belong to none of them
+    single = [r for r in records if r.status in (Status.OK, None) and r.sequences == 1]
+    usable, notes = _of_one_server(single)
     usable.sort(key=lambda record: record.arrived_at or 0.0)
     known = [(record, features_of(record)) for record in usable]
     models: list[FittedModel] = []

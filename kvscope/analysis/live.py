@@ -22,6 +22,7 @@ from kvscope.analysis.attribution import (
 from kvscope.analysis.ledger import Arrival, Ledger
 from kvscope.analysis.live_metrics import AnalyserMetrics
 from kvscope.analysis.reasons import Progress, Times, reasons, seen_blocks
+from kvscope.analysis.sent import Sent, sent_of
 from kvscope.analysis.window import Window
 from kvscope.analysis.worker import Worker
 from kvscope.cache.index import BlockIndex
@@ -50,6 +51,7 @@ _USED_FIELDS = frozenset(
     }
 )
 _REMEMBERED_IDS = 20_000
+_REMEMBERED_COUNTS = 2_000
 _UNSENT_BATCHES = 1_000
 _NOT_COMPUTED = frozenset({Status.ERROR, Status.REJECTED})
 
@@ -80,21 +82,12 @@ class AnalyserSettings(BaseModel):
     window_bytes: int = Field(64_000_000, gt=0, description="Bytes of prompts that the advisor looks at.")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Sent:
-    """What stays of a prompt until its causes are recorded."""
-
-    engine: str
-    arrived_at: float
-    looked_up: bool
-
-
 @dataclasses.dataclass(slots=True)
 class _Request:
     """What is known of one request whose causes are not yet recorded."""
 
     record: RequestRecord
-    prompt: _Sent | None = None
+    prompt: Sent | None = None
     facts: PromptFacts | None = None
     waits_for_block_size: bool = False
     ended_at: float | None = None
@@ -145,6 +138,7 @@ class Analyser:
         self._indexes: dict[str, BlockIndex] = {}
         self._open: OrderedDict[str, _Request] = OrderedDict()
         self._done: OrderedDict[str, None] = OrderedDict()
+        self._counted: OrderedDict[str, RequestRecord] = OrderedDict()
         self._waiting: dict[str, list[_Waiting]] = {}
         self._window = Window(settings.window_prompts, settings.window_bytes)
         self._unsent: deque[Batch] = deque(maxlen=_UNSENT_BATCHES)
@@ -212,7 +206,9 @@ class Analyser:
         request = self._request(prompt.request_id)
         if request is None:
             return
-        request.prompt = _Sent(prompt.engine, prompt.arrived_at, _looked_up(prompt))
+        request.prompt = sent_of(prompt)
+        if request.prompt.prompts > 1:
+            return  # only their sums are told
         try:
             tokens = self._tokenizer.encode(prompt.api, prompt.sent_body)
         except KvscopeError as error:
@@ -276,6 +272,7 @@ class Analyser:
         return request
 
     def _take_part(self, part: RequestPart) -> None:
+        self._reopen(part)
         request = self._request(part.request_id)
         if request is None:
             return
@@ -285,6 +282,13 @@ class Analyser:
         if ended and request.ended_at is None:
             request.ended_at = self._clock()
         self._settle(request)
+
+    def _reopen(self, part: RequestPart) -> None:
+        """Count again where one more sequence tells its tokens: without a prompt nobody said how many."""
+        counted = self._counted.get(part.request_id)
+        if counted is not None and merge(counted, part).sequences > counted.sequences:
+            self._open[part.request_id] = _Request(self._counted.pop(part.request_id))
+            self._done.pop(part.request_id, None)
 
     def _settle(self, request: _Request) -> None:
         """Record the causes once everything that they need is known."""
@@ -297,6 +301,8 @@ class Analyser:
                 self._ledger.forget(request.facts, request.prompt.engine)
                 self._close(record.request_id, "not_computed")
             return
+        if request.prompt is not None and record.sequences < request.prompt.sequences:
+            return  # until each of them has told its tokens
         found = self._attribution(request, record.prompt_tokens, record.cached_tokens)
         self._close(record.request_id, "attributed" if request.facts else "counts_only")
         self._send(found, record.request_id)
@@ -313,7 +319,9 @@ class Analyser:
         config = self._cache_configs(engine)
         if (config is not None and config.prefix_caching is False) or (prompt and not prompt.looked_up):
             return attribute_disabled(request_id, prompt_tokens, cached_tokens)
-        if facts is not None and facts.prompt_tokens != prompt_tokens:
+        if request.record.sequences > 1:
+            facts = None  # they share a prompt or an id: whose tokens missed where is not told
+        elif facts is not None and facts.prompt_tokens != prompt_tokens:
             self._metrics.mismatches.inc()
             facts = None
         if facts is None or prompt is None:
@@ -329,10 +337,14 @@ class Analyser:
         )
 
     def _close(self, request_id: str, result: str) -> None:
-        self._open.pop(request_id, None)
+        request = self._open.pop(request_id, None)
         self._done[request_id] = None
         if len(self._done) > _REMEMBERED_IDS:
             self._done.popitem(last=False)
+        if request is not None and request.prompt is None:
+            self._counted[request_id] = request.record
+            if len(self._counted) > _REMEMBERED_COUNTS:
+                self._counted.popitem(last=False)
         self._metrics.requests.labels(result).inc()
 
     def _send(self, found: Attribution, request_id: str) -> None:
@@ -374,13 +386,3 @@ def _times(arrived_at: float, record: RequestRecord) -> Times:
         admitted_at=admitted_at,
         first_token_at=max(admitted_at, arrived_at + first_token),
     )
-
-
-def _looked_up(prompt: Prompt) -> bool:
-    """Whether the engine looks for the prompt in its cache.
-
-    It does not when log-probabilities of the prompt are asked: then all of it is computed (vLLM 0.32, read).
-    """
-    body = prompt.sent_body
-    echoed = prompt.api == "completion" and bool(body.get("echo")) and body.get("logprobs") is not None
-    return body.get("prompt_logprobs") is None and not echoed

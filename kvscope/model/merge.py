@@ -3,6 +3,9 @@
 Each field has an order of trust among sources. A value from a more trusted source replaces one from a
 less trusted source; among equals the greater one wins, so that every order of arrival, delay and
 repetition ends in the same record.
+
+Tokens add up over the pieces of a request. The source that tells a count of most pieces is taken, and among
+those the most trusted one: what the others say is not the whole.
 """
 
 import dataclasses
@@ -11,7 +14,18 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from kvscope.model.request import REQUEST_FIELDS, MissCause, RequestPart, RequestRecord, Source
+from kvscope.model.request import (
+    MOST_PIECES,
+    REQUEST_FIELDS,
+    TOKEN_FIELDS,
+    TOO_MANY,
+    Counts,
+    MissCause,
+    Pieces,
+    RequestPart,
+    RequestRecord,
+    Source,
+)
 
 _DEFAULT_TRUST = (Source.GATEWAY, Source.SPAN, Source.PLUGIN, Source.ANALYSIS)
 _ENGINE_FIRST = (Source.SPAN, Source.PLUGIN, Source.GATEWAY, Source.ANALYSIS)
@@ -34,6 +48,11 @@ _RANKS: dict[str, dict[str, int]] = {
     for field in REQUEST_FIELDS
 }
 
+_TOO_MANY: Mapping[str, Counts] = {TOO_MANY: (None,) * len(TOKEN_FIELDS)}
+_ONE_AND_THE_WHOLE = 2
+_LARGEST_COUNT = 2**31 - 1
+
+_PLACES = {field: place for place, field in enumerate(TOKEN_FIELDS)}
 _FIELDS = tuple(field.name for field in dataclasses.fields(RequestRecord))
 _values = attrgetter(*_FIELDS)
 
@@ -41,11 +60,11 @@ _values = attrgetter(*_FIELDS)
 def _order(value: Any) -> tuple[Any, ...]:
     """Return what orders values of any kind in one way.
 
-    Of two sets of miss causes the greater one explains more, which is to say leaves fewer tokens unknown.
+    Of two sets of miss causes the greater one explains more: more tokens, then fewer as unknown.
     """
     if isinstance(value, Mapping):
         items = sorted((str(name), str(item)) for name, item in value.items())
-        return "mapping", -float(value.get(MissCause.UNKNOWN, 0)), items
+        return "mapping", sum(value.values()), -float(value.get(MissCause.UNKNOWN, 0)), items
     if isinstance(value, (int, float)):
         return "number", value
     return "text" if isinstance(value, str) else type(value).__name__, str(value)
@@ -61,23 +80,25 @@ def merge(record: RequestRecord | None, part: RequestPart) -> RequestRecord:
     The same object comes back when the part adds nothing.
     """
     if record is None:
-        added = _additions(part, {}, None)
-        return RequestRecord(request_id=part.request_id, **added)
+        record = RequestRecord(request_id=part.request_id)
+        return _with(record, _additions(part, record))
     if record.request_id != part.request_id:
         raise ValueError(f"part of {part.request_id!r} merged into {record.request_id!r}")
-    added = _additions(part, record.sources, record)
-    if not added:
-        return record
-    # as `dataclasses.replace` does, in half its time
+    added = _additions(part, record)
+    return _with(record, added) if added else record
+
+
+def _with(record: RequestRecord, added: dict[str, Any]) -> RequestRecord:
+    """Do as ``dataclasses.replace``, in half its time."""
     return RequestRecord(**(dict(zip(_FIELDS, _values(record), strict=True)) | added))
 
 
-def _additions(part: RequestPart, known: Mapping[str, str], record: RequestRecord | None) -> dict[str, Any]:
+def _additions(part: RequestPart, record: RequestRecord) -> dict[str, Any]:
     """Return the fields that ``part`` changes, with the new ``sources``; nothing when it changes none."""
-    source = Source(part.source).value
+    source, known = Source(part.source).value, record.sources
     changes: dict[str, Any] = {}
     for field, value in part.values.items():
-        if _says_nothing(value):
+        if field in TOKEN_FIELDS or _says_nothing(value):
             continue
         before = known.get(field)
         if before is not None:
@@ -87,6 +108,49 @@ def _additions(part: RequestPart, known: Mapping[str, str], record: RequestRecor
             if source == before and _order(value) <= _order(getattr(record, field)):
                 continue
         changes[field] = value
+    sources = dict.fromkeys(changes, source)
+    pieces = _pieces(part, source, record)
+    if pieces is not None:
+        changes["pieces"] = pieces
+        for field, place in _PLACES.items():
+            changes[field], teller = _total(pieces, field, place)
+            sources[field] = teller
     if changes:
-        changes["sources"] = {**known, **dict.fromkeys(changes, source)}
+        told = {**known, **sources}
+        changes["sources"] = {field: teller for field, teller in told.items() if teller}
     return changes
+
+
+def _pieces(part: RequestPart, source: str, record: RequestRecord) -> Pieces | None:
+    """Return the record's pieces with that of ``part``, or None where nothing changes."""
+    counts = tuple(None if _says_nothing(value) else value for value in map(part.values.get, TOKEN_FIELDS))
+    if all(count is None for count in counts):
+        return None
+    own = record.pieces.get(source, {})
+    before = own.get(part.piece)
+    after = counts if before is None else tuple(map(_greater, before, counts))
+    if after == before or TOO_MANY in own:
+        return None
+    grown: Mapping[str, Counts] = {**own, part.piece: after}
+    return {**record.pieces, source: grown if len(grown) <= MOST_PIECES else _TOO_MANY}
+
+
+def _greater(one: int | None, other: int | None) -> int | None:
+    return max((count for count in (one, other) if count is not None), default=None)
+
+
+def _total(pieces: Pieces, field: str, place: int) -> tuple[int | None, str]:
+    """Return the sum over the pieces of the source that is taken for ``field``, and that source."""
+    best: tuple[int, int, int, str] | None = None
+    for source, own in pieces.items():
+        if TOO_MANY in own:
+            return None, ""
+        told = [count for piece, counts in own.items() if piece and (count := counts[place]) is not None]
+        whole = own[""][place] if "" in own else None
+        if not told and whole is not None and len(own) <= _ONE_AND_THE_WHOLE:
+            told = [whole]
+        if told and (best is None or (len(told), -_RANKS[field][source]) > best[:2]):
+            best = len(told), -_RANKS[field][source], sum(told), source
+    if best is None or best[2] > _LARGEST_COUNT:
+        return None, ""
+    return best[2], best[3]

@@ -37,6 +37,21 @@ class MissCause(StrEnum):
     UNKNOWN = "unknown"
 
 
+Counts = tuple[int | None, ...]
+"""The values of ``TOKEN_FIELDS`` that one source tells of one sequence."""
+
+Pieces = Mapping[str, Mapping[str, Counts]]
+"""Source value -> piece -> its counts. An engine computes one sequence for each answer that is asked for
+(`n`) and for each prompt of a list, and clients may give one id to several requests: each is a piece."""
+
+MOST_PIECES = 256
+"""Pieces of one source that a record keeps apart; where there are more, its tokens are unknown."""
+TOO_MANY = "*"
+"""Stands for all pieces of a source where there are more."""
+
+TOKEN_FIELDS = ("prompt_tokens", "output_tokens", "cached_tokens")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
     """One request, filled by whichever sources know; ``sources`` says which told each field."""
@@ -77,11 +92,20 @@ class RequestRecord:
     gateway_overhead_seconds: float | None = None
     causes: Mapping[str, int] | None = None  # MissCause value -> tokens
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)  # field -> Source value
+    pieces: Pieces = dataclasses.field(default_factory=dict)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences this record stands for: more than one for `n`, lists of prompts, shared ids."""
+        if any(TOO_MANY in own for own in self.pieces.values()):
+            return MOST_PIECES + 1
+        return max((len(own) - ("" in own) for own in self.pieces.values()), default=1) or 1
 
 
 REQUEST_FIELDS = frozenset(f.name for f in dataclasses.fields(RequestRecord)) - {
     "request_id",
     "sources",
+    "pieces",
 }
 
 
@@ -89,12 +113,15 @@ REQUEST_FIELDS = frozenset(f.name for f in dataclasses.fields(RequestRecord)) - 
 class RequestPart:
     """What one source tells of one request; ``values`` holds fields of ``RequestRecord``.
 
+    ``piece`` names the sequence that the values are about, such as the span's id: tokens of different
+    pieces add up. A part without one speaks of the request as a whole.
     Parts of one request may come in any order, late, or twice: ``model.merge`` joins them.
     """
 
     request_id: str
     source: Source
     values: Mapping[str, Any]
+    piece: str = ""
 
     def __post_init__(self) -> None:
         if unknown := self.values.keys() - REQUEST_FIELDS:

@@ -31,6 +31,18 @@ def segments(api: str, body: Mapping[str, Any]) -> tuple[Segment, ...]:
     return tuple(_chat(body) if api == CHAT else _completion(body))
 
 
+def prompts_in(api: str, body: Mapping[str, Any]) -> int:
+    """Return how many prompts the body holds: completions take a list of them."""
+    prompt = body.get("prompt") if api == COMPLETION else None
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+
+
+def sequences_asked(api: str, body: Mapping[str, Any]) -> int:
+    """Return how many answers the body asks for, over all its prompts: the engine computes each by itself."""
+    n = body.get("n")
+    return prompts_in(api, body) * (n if isinstance(n, int) and n > 0 else 1)
+
+
 def prompt_text(parts: tuple[Segment, ...]) -> str:
     """Return all texts as one, a line break between them."""
     return parts[0].text if len(parts) == 1 else "\n".join(part.text for part in parts)

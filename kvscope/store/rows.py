@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Boolean, Double, Integer
 from sqlalchemy.engine import RowMapping
 
-from kvscope.model.request import Miss, RequestPart, RequestRecord, Status
+from kvscope.model.request import TOKEN_FIELDS, Miss, Pieces, RequestPart, RequestRecord, Status
 from kvscope.model.telemetry import MetricSample, Span
 from kvscope.store import clean, schema
 
@@ -52,9 +52,10 @@ _ALL = attrgetter(*REQUEST_COLUMNS)
 _CONVERSIONS: tuple[tuple[int, Callable[[Any], Any]], ...] = (
     (REQUEST_COLUMNS.index("status"), str),
     (REQUEST_COLUMNS.index("causes"), clean.json_text),
-    (REQUEST_COLUMNS.index("sources"), clean.json_as_given),
 )
 _PLAIN_COLUMNS = tuple(name for name in REQUEST_COLUMNS if name not in {"status", "causes", "sources"})
+_SOURCES = REQUEST_COLUMNS.index("sources")
+_PIECES = "pieces"  # in the column `sources`, which is no field's name
 
 
 def clean_part(part: RequestPart) -> tuple[RequestPart, bool]:
@@ -71,7 +72,13 @@ def clean_part(part: RequestPart) -> tuple[RequestPart, bool]:
             values[name] = _CLEANERS[name](value)
         except clean.UnfitError:
             whole = False
-    return RequestPart(request_id=clean.key(part.request_id), source=part.source, values=values), whole
+    cleaned = RequestPart(
+        request_id=clean.key(part.request_id),
+        source=part.source,
+        values=values,
+        piece=clean.key(part.piece),
+    )
+    return cleaned, whole
 
 
 def request_row(record: RequestRecord) -> Row:
@@ -80,6 +87,8 @@ def request_row(record: RequestRecord) -> Row:
     for place, stored in _CONVERSIONS:
         if row[place] is not None:
             row[place] = stored(row[place])
+    told = {**record.sources, _PIECES: record.pieces} if record.pieces else record.sources
+    row[_SOURCES] = clean.json_as_given(told)
     return tuple(row)
 
 
@@ -89,9 +98,24 @@ def request_record(row: RowMapping | Mapping[str, Any]) -> RequestRecord:
     return RequestRecord(
         status=None if status is None else Status(status),
         causes=row["causes"],
-        sources=row["sources"],
+        sources={field: source for field, source in row["sources"].items() if field != _PIECES},
+        pieces=_pieces(row),
         **{name: row[name] for name in _PLAIN_COLUMNS},
     )
+
+
+def _pieces(row: RowMapping | Mapping[str, Any]) -> Pieces:
+    """Return the pieces that a row's tokens add up from; rows of the first versions know of none."""
+    stored = row["sources"].get(_PIECES)
+    if stored is not None:
+        return {
+            source: {piece: tuple(counts) for piece, counts in own.items()} for source, own in stored.items()
+        }
+    tellers = {teller for field in TOKEN_FIELDS if (teller := row["sources"].get(field))}
+    return {
+        teller: {"": tuple(row[f] if row["sources"].get(f) == teller else None for f in TOKEN_FIELDS)}
+        for teller in tellers
+    }
 
 
 def span_row(span: Span) -> Row:

@@ -1,5 +1,6 @@
 """The parts of a request join into the same record in every order, repeated or not."""
 
+import dataclasses
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -60,6 +61,7 @@ PARTS = st.builds(
     values=st.fixed_dictionaries(
         {}, optional={field: st.none() | _values_of(field) for field in rows.FIELDS}
     ),
+    piece=st.sampled_from(["", "a", "b"]),
 )
 
 
@@ -100,7 +102,7 @@ def test_the_store_joins_as_memory_does(
 ) -> None:
     number = sqlite_store.reader.span_count() + len(sqlite_store.reader.requests())
     request_id = f"r{number}"
-    named = [RequestPart(request_id=request_id, source=part.source, values=part.values) for part in parts]
+    named = [dataclasses.replace(part, request_id=request_id) for part in parts]
     arrivals = data.draw(st.permutations(named + [part for part in named if data.draw(st.booleans())]))
     expected = RequestRecord(request_id=request_id)
     for part in named:

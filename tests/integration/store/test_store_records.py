@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from kvscope.model.request import REQUEST_FIELDS, Miss, MissCause, RequestPart, RequestRecord, Source, Status
 from kvscope.model.views import HitRow, MissRow, TimelineRow
@@ -59,14 +60,41 @@ def part(request_id: str, source: Source = Source.GATEWAY, **values: Any) -> Req
 
 def test_the_table_has_a_column_for_each_field_and_no_other() -> None:
     columns = {column.name for column in schema.requests.columns}
-    assert columns == {field.name for field in dataclasses.fields(RequestRecord)}
+    # the pieces stand in `sources`
+    assert columns | {"pieces"} == {field.name for field in dataclasses.fields(RequestRecord)}
     assert FULL.keys() == REQUEST_FIELDS
 
 
 def test_a_full_record_reads_back_equal(store: Store) -> None:
     assert store.batches.write([Batch(parts=[part("r1", **FULL)])]) == 0
     sources = dict.fromkeys(FULL, "gateway")
-    assert store.reader.requests() == [RequestRecord(request_id="r1", sources=sources, **FULL)]
+    counts = (FULL["prompt_tokens"], FULL["output_tokens"], FULL["cached_tokens"])
+    expected = RequestRecord(request_id="r1", sources=sources, pieces={"gateway": {"": counts}}, **FULL)
+    assert store.reader.requests() == [expected]
+
+
+def test_sequences_of_several_writes_add_up_once_each(store: Store) -> None:
+    def told(piece: str, cached: int) -> RequestPart:
+        values = {"prompt_tokens": 100, "cached_tokens": cached}
+        return RequestPart(request_id="r1", source=Source.PLUGIN, values=values, piece=piece)
+
+    store.batches.write([Batch(parts=[told("a", 0), told("b", 64)])])
+    store.batches.write([Batch(parts=[told("b", 64), told("c", 32)])])
+    (record,) = store.reader.requests()
+    assert (record.prompt_tokens, record.cached_tokens, record.sequences) == (300, 96, 3)
+    (row,) = store.reader.hits("total")
+    assert (row.requests, row.prompt_tokens, row.cached_tokens) == (1, 300, 96)
+
+
+def test_rows_from_before_there_were_pieces_join_as_they_did(store: Store) -> None:
+    store.batches.write([Batch(parts=[part("r1", Source.PLUGIN, prompt_tokens=100, cached_tokens=64)])])
+    with store.engines.writing() as connection:
+        old = {"prompt_tokens": "plugin", "cached_tokens": "plugin"}
+        connection.execute(update(schema.requests).values(sources=old))
+    store.batches.write([Batch(parts=[part("r1", Source.SPAN, prompt_tokens=100, cached_tokens=3)])])
+    (record,) = store.reader.requests()
+    assert (record.prompt_tokens, record.cached_tokens, record.sequences) == (100, 64, 1)
+    assert record.sources == {"prompt_tokens": "span", "cached_tokens": "plugin"}
 
 
 def test_parts_of_several_writes_join_in_one_row(store: Store) -> None:

@@ -362,3 +362,39 @@ def test_a_recorded_run_live(make_rig: MakeRig) -> None:
         "isolated": 2_080,
     }
     assert rig.metric("kvscope_analyser_token_mismatches_total") == 0
+
+
+def sequence(request_id: str, piece: str, source: Source = Source.PLUGIN, **values: int) -> Batch:
+    return Batch(parts=[RequestPart(request_id=request_id, source=source, values=values, piece=piece)])
+
+
+def test_several_answers_to_one_prompt_are_counted_once_all_are_told(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.configure()
+    rig.start()
+    first = prompt("a", SYSTEM, rig.now)
+    body = {**first.body, "n": 3}
+    sent = prompt("a", SYSTEM, rig.now, body=body, sent_body=body)
+    tokens = tokens_of(rig, sent)
+    rig.analyser.arrived(sent)
+    tell(rig, sequence("a", "g", Source.GATEWAY, prompt_tokens=tokens, output_tokens=6))
+    for piece, cached in (("s1", 0), ("s2", 64), ("s3", 64)):
+        assert records(rig)["a"].causes is None
+        tell(rig, sequence("a", piece, prompt_tokens=tokens, output_tokens=2, cached_tokens=cached))
+        tell(rig, sequence("a", piece, prompt_tokens=tokens, output_tokens=2, cached_tokens=cached))
+    told = records(rig)["a"]
+    assert (told.prompt_tokens, told.cached_tokens, told.output_tokens) == (3 * tokens, 128, 6)
+    assert sum(told.causes.values()) == 3 * tokens - 128
+    assert rig.metric("kvscope_prompt_mismatches_total") == 0
+
+
+def test_sequences_of_a_request_whose_prompt_was_not_seen_add_up(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.configure()
+    rig.start()
+    for piece, cached in (("s1", 0), ("s2", 64), ("s2", 64), ("s3", 32)):
+        tell(rig, sequence("a", piece, prompt_tokens=100, cached_tokens=cached))
+    told = records(rig)["a"]
+    assert (told.prompt_tokens, told.cached_tokens) == (300, 96)
+    assert sum(told.causes.values()) == 204
+    assert sum(row.tokens for row in rig.store.reader.misses()) == 204

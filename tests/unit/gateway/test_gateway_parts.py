@@ -4,10 +4,11 @@ import pytest
 from pydantic import ValidationError
 
 from collectors.gateway.call import quantile
-from collectors.gateway.headers import client_headers, identify, upstream_headers
+from collectors.gateway.headers import UsedIds, client_headers, identify, upstream_headers
 from collectors.gateway.settings import GatewaySettings
 from collectors.gateway.sse import EventSplitter, Piece, event_data
-from collectors.gateway.usage import UsageStripper, asking, can_ask, choices_of
+from collectors.gateway.usage import UsageStripper, asking, can_ask
+from kvscope.prompts.segments import sequences_asked
 
 
 def whole(*raws: bytes) -> list[Piece]:
@@ -142,7 +143,7 @@ def test_when_usage_can_be_asked_for(body: dict[str, object], answer: bool) -> N
     ],
 )
 def test_number_of_choices(body: dict[str, object], choices: int) -> None:
-    assert choices_of(body) == choices
+    assert sequences_asked("completion", body) == choices
 
 
 def test_header_bytes_survive() -> None:
@@ -159,9 +160,20 @@ def test_header_bytes_survive() -> None:
 
 @pytest.mark.parametrize("body", [None, {}, {"request_id": ""}, {"request_id": 5}])
 def test_an_id_that_is_none_is_replaced(body: dict[str, object] | None) -> None:
-    ids = identify({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}, body)
+    ids = identify({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}, body, UsedIds())
     assert ids.added == [("x-request-id", ids.request_id)]
     assert ids.trace_id == "a" * 32
+
+
+def test_ids_that_were_used_before_get_a_number() -> None:
+    used = UsedIds(most=4)
+    assert [used.unused(one) for one in ("a", "a~2", "a", "a", "b")] == ["a", "a~2", "a~3", "a~4", "b"]
+    assert [used.unused(one) for one in ("c", "d", "e", "f", "a")] == ["c", "d", "e", "f", "a"]
+    long = "x" * 5_000
+    assert [used.unused(long) for _ in range(2)] == [long, f"{long}~2"]
+    odd = "line\nbreak"
+    assert used.unused(odd) == odd
+    assert len(used.unused(odd)) == 32
 
 
 def test_settings_describe_themselves_and_refuse_what_they_do_not_know() -> None:
