@@ -24,6 +24,7 @@ _COMMANDS = {
     "predict": ("kvscope.cli.fit", "predict", "Predict a latency with the fitted models."),
     "report": ("kvscope.cli.report", "report", "Write the tuning report."),
     "requests": ("kvscope.cli.requests", "requests", "Show the newest request records."),
+    "size": ("kvscope.cli.size", "size_command", "What a model's KV cache takes, and how many requests fit."),
     "suggest": ("kvscope.cli.suggest", "suggest", "Ranked suggestions, from the store or from log files."),
 }
 
