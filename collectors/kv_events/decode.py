@@ -1,6 +1,8 @@
 """ZMQ frames to own types; any bytes give a batch or ``PermanentIngestError``.
 
-vLLM to 0.23 sends events as arrays, from 0.24 on as maps (both executed); SGLang sends both.
+vLLM to 0.23 sends events as arrays, from 0.24 on as maps (both executed). SGLang sent arrays and now sends
+maps, of the same names, with signed hashes and the salt in a field of its own; its batch ends in
+``attn_dp_rank``, at the place of vLLM's ``data_parallel_rank``.
 """
 
 import dataclasses
@@ -28,6 +30,8 @@ _PLACES = {
         "lora_name",
         "extra_keys",
         "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
@@ -123,7 +127,8 @@ def _stored(fields: Mapping[str, Any]) -> BlockStored | None:
         medium=_text(fields, "medium"),
         lora_name=_text(fields, "lora_name"),
         group_idx=_group(fields),
-        extra_keys=_extra_keys(fields.get("extra_keys")),
+        extra_keys=_extra_keys(fields.get("extra_keys")) or _salted(_text(fields, "cache_salt"), len(hashes)),
+        locality=_text(fields, "locality"),
     )
 
 
@@ -131,7 +136,12 @@ def _removed(fields: Mapping[str, Any]) -> BlockRemoved | None:
     hashes = _hashes(fields)
     if hashes is None:
         return None
-    return BlockRemoved(block_hashes=hashes, medium=_text(fields, "medium"), group_idx=_group(fields))
+    return BlockRemoved(
+        block_hashes=hashes,
+        medium=_text(fields, "medium"),
+        group_idx=_group(fields),
+        locality=_text(fields, "locality"),
+    )
 
 
 def _cleared(_: Mapping[str, Any]) -> AllBlocksCleared:
@@ -171,6 +181,11 @@ def _group(fields: Mapping[str, Any]) -> int | None:
 def _extra_keys(value: Any) -> tuple[Any, ...] | None:
     """Return one tuple per block, or None for a block without: hashable throughout."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else None
+
+
+def _salted(salt: str | None, blocks: int) -> tuple[Any, ...] | None:
+    """Return SGLang's ``cache_salt`` as vLLM tells it: the first block's further key."""
+    return ((salt,), *(None,) * (blocks - 1)) if salt and blocks else None
 
 
 def _frozen(value: Any) -> Any:

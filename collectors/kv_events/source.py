@@ -1,4 +1,4 @@
-"""One engine's stream of cache events, in order and without gaps as far as they can be closed."""
+"""One publisher's stream of cache events, in order and without gaps as far as they can be closed."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,6 @@ from collectors.kv_events.decode import DecodedBatch, decode_payload, decode_seq
 from collectors.kv_events.metrics import EventMetrics
 from collectors.kv_events.replay import replay
 from collectors.kv_events.sequence import Judgement, SequenceTracker
-from collectors.kv_events.settings import EndpointSettings
 from kvscope.errors import ConfigError, PermanentIngestError
 from kvscope.model.telemetry import AllBlocksCleared, CacheEventBatch
 from kvscope.pipeline.contracts import CacheEventListener
@@ -38,27 +37,38 @@ class SourceState:
     restarts: int = 0
 
 
-class EventSource:
-    """Hears one engine and hands its batches on."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one rank of one engine publishes; ``replica`` is "" where its batches alone tell the rank."""
 
-    def __init__(
-        self,
-        settings: EndpointSettings,
-        *,
-        engine: str,
-        topic: str,
-        replay_timeout_seconds: float,
-        listener: CacheEventListener,
-        metrics: EventMetrics,
-    ) -> None:
-        self._settings = settings
-        self._topic = topic
-        self._timeout = replay_timeout_seconds
-        self._listener = listener
-        self._metrics = metrics
+    engine: str
+    replica: str = ""
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hearing:
+    """What all sources share."""
+
+    topic: str
+    replay_timeout_seconds: float
+    listener: CacheEventListener
+    metrics: EventMetrics
+
+
+class EventSource:
+    """Hears one rank of one engine and hands its batches on."""
+
+    def __init__(self, place: Place, hearing: Hearing) -> None:
+        self._topic = hearing.topic
+        self._timeout = hearing.replay_timeout_seconds
+        self._listener = hearing.listener
+        self._metrics = hearing.metrics
         self._tracker = SequenceTracker()
-        self.engine = engine
-        self.where = settings.endpoint
+        self.place = place
+        self.engine = place.engine
+        self.where = place.endpoint
         self.state = SourceState()
 
     def connect(self, sockets: zmq.asyncio.Context) -> list[asyncio.Task[None]]:
@@ -71,7 +81,7 @@ class EventSource:
         socket.subscribe(self._topic)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
-            socket.connect(self._settings.endpoint)
+            socket.connect(self.where)
         except zmq.ZMQError as error:
             socket.close()
             raise ConfigError(
@@ -82,12 +92,23 @@ class EventSource:
             asyncio.create_task(self._receive(sockets, socket)),
         ]
 
+    def gone(self, at: float) -> None:
+        """Tell listeners that the cache is empty, as its engine is gone or publishes elsewhere now."""
+        self._tell(self._cleared(self.place.replica, at))
+
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         while True:
             event = await recv_monitor_message(monitor)
             self.state.connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     async def _receive(self, sockets: zmq.asyncio.Context, socket: zmq.asyncio.Socket) -> None:
+        try:
+            await self._receive_from(sockets, socket)
+        finally:
+            socket.disable_monitor()
+            socket.close()
+
+    async def _receive_from(self, sockets: zmq.asyncio.Context, socket: zmq.asyncio.Socket) -> None:
         # what was published before we came; live batches wait in the socket meanwhile
         await self._fill(sockets, None)
         received = 0
@@ -97,7 +118,7 @@ class EventSource:
                 await self._take(sockets, frames)
             except PermanentIngestError as error:
                 self._metrics.malformed(self.engine)
-                _LOG.debug("a message from %s was left out: %s", self._settings.endpoint, error)
+                _LOG.debug("a message from %s was left out: %s", self.where, error)
             received += 1
             if received % _BREATHE_EVERY == 0:
                 await asyncio.sleep(0)
@@ -129,9 +150,9 @@ class EventSource:
     async def _is_another_engine(self, sockets: zmq.asyncio.Context) -> bool:
         """A new engine may have passed our last number unheard; its batch of that number is another."""
         last = self._tracker.last
-        if last is None or self._settings.replay_endpoint is None:
+        if last is None or self.place.replay_endpoint is None:
             return False
-        asked = replay(sockets, self._settings.replay_endpoint, last, last, timeout_seconds=self._timeout)
+        asked = replay(sockets, self.place.replay_endpoint, last, last, timeout_seconds=self._timeout)
         async with contextlib.aclosing(asked):
             async for _, payload in asked:
                 return hash(payload) != self._tracker.last_payload
@@ -139,7 +160,7 @@ class EventSource:
 
     async def _fill(self, sockets: zmq.asyncio.Context, last: int | None) -> None:
         """Hand on what the engine still has, from the number that is expected next up to ``last``."""
-        endpoint = self._settings.replay_endpoint
+        endpoint = self.place.replay_endpoint
         if endpoint is None:
             return
         asked = replay(sockets, endpoint, self._tracker.expected, last, timeout_seconds=self._timeout)
@@ -177,14 +198,11 @@ class EventSource:
         self.state.restarts += 1
         self.state.joined_at = None
         self._metrics.restart(self.engine)
-        self._tell(
-            CacheEventBatch(
-                engine=self.engine,
-                replica=batch.replica,
-                sequence=SYNTHETIC,
-                at=batch.at,
-                events=(AllBlocksCleared(),),
-            )
+        self._tell(self._cleared(batch.replica or self.place.replica, batch.at))
+
+    def _cleared(self, replica: str, at: float) -> CacheEventBatch:
+        return CacheEventBatch(
+            engine=self.engine, replica=replica, sequence=SYNTHETIC, at=at, events=(AllBlocksCleared(),)
         )
 
     def _hand_on(self, sequence: int, payload: bytes, batch: DecodedBatch) -> None:
@@ -196,7 +214,7 @@ class EventSource:
         self._tell(
             CacheEventBatch(
                 engine=self.engine,
-                replica=batch.replica,
+                replica=batch.replica or self.place.replica,
                 sequence=sequence,
                 at=batch.at,
                 events=batch.events,

@@ -1,73 +1,140 @@
-"""The running KV-event subscriber: one source for each engine."""
+"""The running KV-event subscriber: one source for each rank of each engine."""
 
 import asyncio
 import contextlib
+import logging
 
+import aiohttp
 import zmq.asyncio
 
+from collectors.kv_events.discovery import ask
 from collectors.kv_events.metrics import EventMetrics
 from collectors.kv_events.settings import EndpointSettings, KvEventsSettings
-from collectors.kv_events.source import EventSource
+from collectors.kv_events.source import EventSource, Hearing, Place
+from kvscope.errors import ConfigError, UnreachableError
 from kvscope.pipeline.contracts import CollectorContext
+
+_LOG = logging.getLogger(__name__)
+_ANSWER_SECONDS = 5.0
+_SOON_SECONDS = 1.0  # the first questions to an engine that is still starting
+
+_Tasks = list[asyncio.Task[None]]
 
 
 class KvEventSubscriber:
-    """Hears the configured engines; nothing here can slow one down, a PUB socket waits for nobody."""
+    """Hears the engines; nothing here can slow one down, a PUB socket waits for nobody."""
 
     def __init__(self, settings: KvEventsSettings, context: CollectorContext) -> None:
-        metrics = EventMetrics(context.registry)
-        self._sources = [
-            EventSource(
-                endpoint,
-                engine=_engine(endpoint, place, settings, context),
-                topic=settings.topic,
-                replay_timeout_seconds=settings.replay_timeout_seconds,
-                listener=context.cache_events,
-                metrics=metrics,
-            )
-            for place, endpoint in enumerate(settings.endpoints)
-        ]
+        self._settings = settings
+        self._context = context
+        self._hearing = Hearing(
+            topic=settings.topic,
+            replay_timeout_seconds=settings.replay_timeout_seconds,
+            listener=context.cache_events,
+            metrics=EventMetrics(context.registry),
+        )
+        self._named = [EventSource(place, self._hearing) for place in named_places(settings, context)]
+        self._found: dict[Place, tuple[EventSource, _Tasks]] = {}
+        self._asking = () if self._named or not settings.discovery_seconds else tuple(context.upstreams)
         self._sockets: zmq.asyncio.Context | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: _Tasks = []
 
     async def start(self) -> None:
         """Subscribe; an engine that is not there yet is heard when it comes. Raises ``ConfigError``."""
-        if not self._sources:
+        if not self._named and not self._asking:
             return
         self._sockets = zmq.asyncio.Context()
         try:
-            for source in self._sources:
+            for source in self._named:
                 self._tasks += source.connect(self._sockets)
         except BaseException:
             await self.stop()
             raise
+        self._tasks += [asyncio.create_task(self._discover(engine)) for engine in self._asking]
 
     async def stop(self) -> None:
         """Stop hearing; what was heard has been handed on."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await _ended(tasks)
+        for _, found in self._found.values():
+            await _ended(found)
         if self._sockets is not None:
             self._sockets.destroy(linger=0)
             self._sockets = None
 
     def health(self) -> tuple[bool, str]:
         """Return whether every engine is connected and heard without loss, and how it goes."""
-        if not self._sources:
-            return True, "not configured"
-        silent = [source for source in self._sources if not source.state.connected]
+        sources = [*self._named, *(source for source, _ in self._found.values())]
+        if not sources:
+            return True, "no upstream tells of published events" if self._asking else "not configured"
+        silent = [source for source in sources if not source.state.connected]
         if silent:
             return False, f"not connected to {silent[0].where}"
-        states = [source.state for source in self._sources]
-        line = f"{sum(state.batches for state in states)} batches of {len(states)} engines"
+        states = [source.state for source in sources]
+        engines = len({source.engine for source in sources})
+        line = f"{sum(state.batches for state in states)} batches of {engines} engines"
+        if len(sources) > engines:
+            line += f" ({len(sources)} ranks)"
         if lost := sum(state.lost for state in states):
             line += f"; {lost} batches lost: what is cached is known in part"
         elif any(state.joined_at is not None for state in states):
             line += "; joined late: blocks that were cached before are unknown until they are stored again"
         return True, line
+
+    async def _discover(self, engine: str) -> None:
+        """Ask ``engine`` again and again where it publishes: it may restart with other ports or ranks."""
+        pause = _SOON_SECONDS
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                try:
+                    places = await ask(session, engine)
+                except UnreachableError as error:
+                    _LOG.debug("%s", error)  # the metrics scraper says that the engine is away
+                else:
+                    pause = self._settings.discovery_seconds
+                    await self._hear(engine, places or [])
+                await asyncio.sleep(min(pause, self._settings.discovery_seconds))
+                pause *= 2
+
+    async def _hear(self, engine: str, places: list[Place]) -> None:
+        """Hear exactly ``places`` of ``engine`` from now on."""
+        if self._sockets is None:
+            return
+        for place in [place for place in self._found if place.engine == engine and place not in places]:
+            source, tasks = self._found.pop(place)
+            await _ended(tasks)
+            source.gone(self._context.clock())
+        for place in places:
+            if place in self._found:
+                continue
+            source = EventSource(place, self._hearing)
+            try:
+                self._found[place] = (source, source.connect(self._sockets))
+            except ConfigError as error:
+                _LOG.warning("%s says that it publishes where nobody can listen: %s", engine, error)
+
+
+async def _ended(tasks: _Tasks) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def named_places(settings: KvEventsSettings, context: CollectorContext) -> list[Place]:
+    """Return where the configured endpoints publish, each rank at its own port."""
+    return [
+        Place(
+            engine=_engine(endpoint, number, settings, context),
+            replica=str(rank) if endpoint.ranks > 1 else "",
+            endpoint=address,
+            replay_endpoint=replay,
+        )
+        for number, endpoint in enumerate(settings.endpoints)
+        for rank, (address, replay) in enumerate(endpoint.each_rank())
+    ]
 
 
 def _engine(

@@ -44,16 +44,16 @@ class _Block:
 class BlockIndex:
     """The cache of one engine, all its replicas together; safe to call from several threads.
 
-    Remembers at most ``max_blocks`` blocks. Those that were removed first are forgotten first; should what is
-    cached alone be more, the index becomes ``partial``.
+    Remembers at most ``max_blocks`` blocks, and as many of the engine's hashes. Those that were removed first
+    are forgotten first; should what is cached alone be more, the index becomes ``partial``.
     """
 
     def __init__(self, max_blocks: int = 2_000_000) -> None:
         self._max_blocks = max_blocks
         self._blocks: dict[int, _Block] = {}
         self._removed: OrderedDict[int, None] = OrderedDict()
-        # (replica, group, the engine's hash) -> chain id and number of copies
-        self._by_hash: dict[tuple[str, int, int | bytes], tuple[int, int]] = {}
+        # (replica, the engine's hash) -> chain id and number of copies
+        self._by_hash: dict[tuple[str, int | bytes], tuple[int, int]] = {}
         self._sequences: dict[str, tuple[int, float]] = {}
         self._lock = threading.Lock()
         self._partial: set[str] = set()  # replicas of which not all is known
@@ -116,29 +116,26 @@ class BlockIndex:
         return True
 
     def _store(self, batch: CacheEventBatch, event: BlockStored) -> None:
-        if event.medium not in _DEVICE_MEDIA or not event.block_hashes:
+        if not _counts(event) or not event.block_hashes:
             return
-        group = event.group_idx or 0
-        if group == 0:
-            self.block_size = event.block_size
+        self.block_size = event.block_size
         if event.lora_name is not None:
             self.loras.add(event.lora_name)
-        root = self._root(batch.replica, group, event)
+        root = self._root(batch.replica, event)
         if root is None or len(event.token_ids) < len(event.block_hashes) * event.block_size:
             self.unknown_blocks += len(event.block_hashes)
             return
         for block_hash, chain_id in zip(event.block_hashes, _chain(event, root), strict=False):
-            key = (batch.replica, group, block_hash)
+            key = (batch.replica, block_hash)
             copies = self._by_hash.get(key, (chain_id, 0))[1]
             self._by_hash[key] = (chain_id, copies + 1)
-            if group == 0:
-                self._add(chain_id, batch.at)
+            self._add(chain_id, batch.at)
 
-    def _root(self, replica: str, group: int, event: BlockStored) -> int | None:
+    def _root(self, replica: str, event: BlockStored) -> int | None:
         """Return the chain id under which the event's blocks hang, or None where their parent is unknown."""
         if event.parent_block_hash is None:
             return root_of(salt=_salt(event), lora=event.lora_name)
-        parent = self._by_hash.get((replica, group, event.parent_block_hash))
+        parent = self._by_hash.get((replica, event.parent_block_hash))
         return None if parent is None else parent[0]
 
     def _add(self, chain_id: int, at: float) -> None:
@@ -153,19 +150,17 @@ class BlockIndex:
         block.copies += 1
 
     def _remove(self, batch: CacheEventBatch, event: BlockRemoved) -> None:
-        if event.medium not in _DEVICE_MEDIA:
+        if not _counts(event):
             return
-        group = event.group_idx or 0
         for block_hash in event.block_hashes:
-            key = (batch.replica, group, block_hash)
+            key = (batch.replica, block_hash)
             known = self._by_hash.pop(key, None)
             if known is None:
                 continue
             chain_id, copies = known
             if copies > 1:
                 self._by_hash[key] = (chain_id, copies - 1)
-            if group == 0:
-                self._take(chain_id, 1, batch.at)
+            self._take(chain_id, 1, batch.at)
 
     def _take(self, chain_id: int, copies: int, at: float) -> None:
         block = self._blocks.get(chain_id)
@@ -180,10 +175,15 @@ class BlockIndex:
         self._partial.discard(replica)
         for key in [key for key in self._by_hash if key[0] == replica]:
             chain_id, copies = self._by_hash.pop(key)
-            if key[1] == 0:
-                self._take(chain_id, copies, at)
+            self._take(chain_id, copies, at)
 
     def _forget(self) -> None:
+        # where removals go unheard, in lost batches, hashes would pile up
+        while len(self._by_hash) > self._max_blocks:
+            chain_id, _ = self._by_hash.pop(next(iter(self._by_hash)))
+            self._partial.add("")
+            self._blocks.pop(chain_id, None)
+            self._removed.pop(chain_id, None)
         while len(self._blocks) > self._max_blocks:
             if self._removed:
                 chain_id, _ = self._removed.popitem(last=False)
@@ -191,6 +191,14 @@ class BlockIndex:
                 chain_id = next(iter(self._blocks))
                 self._partial.add("")  # this stays: more is cached than may be remembered
             del self._blocks[chain_id]
+
+
+def _counts(event: BlockStored | BlockRemoved) -> bool:
+    """Whether the event is about the cache that requests compute from: no tier below, no peer's.
+
+    Further groups of a hybrid model hold the same tokens again, so the first one tells of all.
+    """
+    return event.medium in _DEVICE_MEDIA and event.locality != "REMOTE" and not event.group_idx
 
 
 def _chain(event: BlockStored, root: int) -> Sequence[int]:

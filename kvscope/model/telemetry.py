@@ -44,6 +44,7 @@ class BlockStored:
     lora_name: str | None = None
     group_idx: int | None = None
     extra_keys: tuple[Any, ...] | None = None  # a tuple per block, or None for a block without
+    locality: str | None = None  # LOCAL or REMOTE to the publisher, since vLLM 0.26
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class BlockRemoved:
     block_hashes: tuple[int | bytes, ...]
     medium: str | None = None
     group_idx: int | None = None
+    locality: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,20 @@ async def test_every_way_tells_the_same_of_each_request(
     assert {batch.engine for batch in log.batches} == {vllm_server.url}
 
 
+async def test_the_engine_tells_where_it_publishes(vllm_server: Engine, client: Client) -> None:
+    log = EventLog()
+    subscriber = KV_EVENTS.create(
+        KV_EVENTS.settings(), context(upstreams=[vllm_server.url], cache_events=log)
+    )
+    await subscriber.start()
+    await eventually(lambda: "1 engines" in subscriber.health()[1])
+    await client.chat(f"{uuid.uuid4()} " * 40, "store this")
+    await eventually(lambda: subscriber.health()[0] and len(log.batches) > 0)
+    await subscriber.stop()
+    assert {(batch.engine, batch.replica) for batch in log.batches} == {(vllm_server.url, "0")}
+    assert log.batches[0].sequence == 0  # what came before was replayed: the replay socket was told too
+
+
 async def test_the_plugin_keeps_what_it_has_until_the_agent_comes(
     vllm_server: Engine, client: Client, store: Store
 ) -> None:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from collectors.kv_events.factory import FACTORY
 from collectors.kv_events.settings import KvEventsSettings
-from collectors.kv_events.subscriber import KvEventSubscriber
+from collectors.kv_events.subscriber import KvEventSubscriber, named_places
 from kvscope.errors import ConfigError
 from kvscope.model.telemetry import AllBlocksCleared, BlockStored, CacheEventBatch
 from tests.support.publisher import Publisher
@@ -294,7 +294,7 @@ def test_engines_are_named_by_setting_by_place_or_by_address() -> None:
     def names(upstreams: list[str], *endpoints: Any) -> list[str]:
         settings = KvEventsSettings.model_validate({"endpoints": endpoints})
         given = context(upstreams=upstreams)
-        return [source.engine for source in KvEventSubscriber(settings, given)._sources]
+        return [place.engine for place in named_places(settings, given)]
 
     two = ("tcp://a:1", {"endpoint": "tcp://b:1", "engine": "http://named/"})
     assert names(["http://x", "http://y"], *two) == ["http://x", "http://named"]

@@ -136,6 +136,8 @@ def test_other_media_and_groups_do_not_count() -> None:
             stored([101], range(4), medium="GPU"),
             stored([101], range(4), medium="CPU"),
             stored([101], range(4), group_idx=1),
+            stored([101], range(4), medium="GPU", locality="REMOTE"),
+            stored([101], range(4), medium="CPU_PINNED"),
             BlockRemoved(block_hashes=(101,), medium="CPU"),
             BlockRemoved(block_hashes=(101,), group_idx=1),
             stored([77], range(2)),  # fewer tokens than a block: not understood
@@ -154,7 +156,16 @@ def test_memory_is_bounded(removed: Any) -> None:
         events = (BlockRemoved(block_hashes=(at,)),) if removed else ()
         index.apply(batch(2 * at + 1, at + 0.5, *events))
     assert len(index._blocks) == 10
+    assert len(index._by_hash) <= 10
     assert index.partial is not removed
+
+
+def test_hashes_whose_removal_went_unheard_do_not_pile_up() -> None:
+    index = BlockIndex(max_blocks=10)
+    for at in range(100):  # one and the same block under ever new hashes
+        index.apply(batch(at, at, stored([at], range(4))))
+    assert len(index._by_hash) <= 10
+    assert index.partial
 
 
 def test_recorded_events_leave_what_the_engine_has(recorded_events: Any) -> None:

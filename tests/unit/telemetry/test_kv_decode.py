@@ -95,6 +95,70 @@ def test_sglangs_signed_hashes_are_kept_as_they_are() -> None:
     assert batch.replica == "2"
 
 
+def test_sglangs_maps_decode_with_salt_medium_and_rank() -> None:
+    stored = {
+        "type": "BlockStored",
+        "block_hashes": [-9_000_000_000_000_000_001, 3],
+        "parent_block_hash": -5,
+        "token_ids": [1, 2],
+        "block_size": 1,
+        "lora_id": None,
+        "medium": "CPU_PINNED",
+        "cache_salt": "s",
+        "session_id": "one",
+    }
+    batch = decode_payload(_payload(stored, ["BlockRemoved", [-1], "DISK"], rest=(3,)))
+    assert batch.replica == "3"  # attn_dp_rank lies where vLLM's data_parallel_rank does
+    assert batch.events == (
+        BlockStored(
+            block_hashes=(-9_000_000_000_000_000_001, 3),
+            parent_block_hash=-5,
+            token_ids=(1, 2),
+            block_size=1,
+            medium="CPU_PINNED",
+            extra_keys=(("s",), None),
+        ),
+        BlockRemoved(block_hashes=(-1,), medium="DISK"),
+    )
+
+
+def test_every_field_to_0_33_is_taken_or_passed_over() -> None:
+    later = {"locality": "REMOTE", "ownership": "tier-2"}
+    batch = decode_payload(
+        _payload(
+            {
+                "type": "BlockStored",
+                "block_hashes": [1],
+                "parent_block_hash": None,
+                "token_ids": [7],
+                "block_size": 1,
+                "lora_id": None,
+                "medium": "GPU",
+                "group_idx": 2,
+                "kv_cache_spec_kind": "sliding_window",
+                "kv_cache_spec_sliding_window": 128,
+                "session_id": "s",
+                "lookahead_token_ids": [8, 9],
+                **later,
+            },
+            {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 2, **later},
+        )
+    )
+    assert (batch.skipped, batch.malformed) == (0, 0)
+    assert batch.events == (
+        BlockStored(
+            block_hashes=(1,),
+            parent_block_hash=None,
+            token_ids=(7,),
+            block_size=1,
+            medium="GPU",
+            group_idx=2,
+            locality="REMOTE",
+        ),
+        BlockRemoved(block_hashes=(1,), medium="GPU", group_idx=2, locality="REMOTE"),
+    )
+
+
 def test_unknown_types_are_skipped_and_broken_events_left_out() -> None:
     batch = decode_payload(
         _payload(
