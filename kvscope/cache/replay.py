@@ -9,7 +9,7 @@ from kvscope.cache.hashing import block_chain, root_of
 from kvscope.cache.pool import BlockPool
 from kvscope.errors import UsageError
 
-_UNKNOWN_TOKENS = 1 << 40  # from here on: stand-ins for generated tokens of which only the number is known
+UNKNOWN_TOKENS = 1 << 40  # from here on: stand-ins for generated tokens of which only the number is known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,36 +78,51 @@ def replay(
     ``UsageError`` for sizes that no engine has and for a request that does not fit into the pool.
     """
     pool = BlockPool(block_size, num_blocks, uncached_first=uncached_first, on_evict=on_evict)
-    stand_ins = itertools.count(_UNKNOWN_TOKENS)
-    replayed: list[ReplayedRequest] = []
-    queried_tokens = queried_blocks = hit_blocks = 0
-    exact = True
+    stand_ins = itertools.count(UNKNOWN_TOKENS)
+    tally = Tally(block_size)
     for request in requests:
-        exact = exact and not isinstance(request.output_tokens, int)
-        hit = _run(pool, request, stand_ins)
+        tally.add(request, _run(pool, request, stand_ins))
+    return tally.result(pool.evictions)
+
+
+class Tally:
+    """Adds up replayed requests."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._replayed: list[ReplayedRequest] = []
+        self._queried_tokens = self._queried_blocks = self._hit_blocks = 0
+        self._exact = True
+
+    def add(self, request: ReplayRequest, hit_tokens: int) -> None:
+        """Count a request and its hit tokens; one that looked nothing up is not queried."""
+        self._exact = self._exact and not isinstance(request.output_tokens, int)
         prompt_tokens = len(request.tokens)
         if request.lookup:
-            queried_tokens += prompt_tokens
-            queried_blocks += -(-prompt_tokens // block_size)
-            hit_blocks += hit // block_size
-        replayed.append(
+            self._queried_tokens += prompt_tokens
+            self._queried_blocks += -(-prompt_tokens // self._block_size)
+            self._hit_blocks += hit_tokens // self._block_size
+        self._replayed.append(
             ReplayedRequest(
                 request_id=request.request_id,
                 prompt_tokens=prompt_tokens,
-                hit_tokens=hit,
+                hit_tokens=hit_tokens,
                 recorded_cached_tokens=request.recorded_cached_tokens,
             )
         )
-    return ReplayResult(
-        requests=len(replayed),
-        queried_tokens=queried_tokens,
-        hit_tokens=hit_blocks * block_size,
-        queried_blocks=queried_blocks,
-        hit_blocks=hit_blocks,
-        evictions=pool.evictions,
-        exact=exact,
-        per_request=tuple(replayed),
-    )
+
+    def result(self, evictions: int) -> ReplayResult:
+        """Return the sums."""
+        return ReplayResult(
+            requests=len(self._replayed),
+            queried_tokens=self._queried_tokens,
+            hit_tokens=self._hit_blocks * self._block_size,
+            queried_blocks=self._queried_blocks,
+            hit_blocks=self._hit_blocks,
+            evictions=evictions,
+            exact=self._exact,
+            per_request=tuple(self._replayed),
+        )
 
 
 def _run(pool: BlockPool, request: ReplayRequest, stand_ins: Iterable[int]) -> int:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "fit": ("kvscope.cli.fit", "fit", "Fit the latency models."),
     "hits": ("kvscope.cli.hits", "hits", "Hit rates and miss causes."),
     "predict": ("kvscope.cli.fit", "predict", "Predict a latency with the fitted models."),
+    "replay": ("kvscope.cli.replay", "replay", "What log files and traces would have hit."),
     "report": ("kvscope.cli.report", "report", "Write the tuning report."),
     "requests": ("kvscope.cli.requests", "requests", "Show the newest request records."),
     "size": ("kvscope.cli.size", "size_command", "What a model's KV cache takes, and how many requests fit."),

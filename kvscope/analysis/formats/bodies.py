@@ -1,0 +1,94 @@
+"""OpenAI-style request bodies, a JSON line each: plain, or wrapped with times, usage and tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvscope.analysis.formats.fields import first_text, optional_count, unix_seconds
+from kvscope.analysis.formats.records import Body, LineError, LoggedRequest, TokenIds
+
+_BODY_KEYS = ("body", "request")
+TIME_KEYS = ("sent_at", "arrived_at", "t_start", "timestamp", "time", "created_at", "ts")
+_END_KEYS = ("done_at", "finished_at", "t_end")
+ID_KEYS = ("request_id", "x_request_id", "id")
+SESSION_KEYS = ("session", "session_id")
+
+
+def body_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the body that a line wraps, or the line itself."""
+    return next((value[key] for key in _BODY_KEYS if isinstance(value.get(key), dict)), value)
+
+
+def api_of(body: Mapping[str, Any]) -> str | None:
+    """Return ``chat`` or ``completion``, None for what is no request body."""
+    messages, prompt = body.get("messages"), body.get("prompt")
+    if isinstance(messages, list) and messages and all(isinstance(each, dict) for each in messages):
+        return "chat"
+    return "completion" if isinstance(prompt, str | list) and prompt else None
+
+
+def is_body(value: Mapping[str, Any]) -> bool:
+    """Whether the line is, or wraps, a request body."""
+    return api_of(body_of(value)) is not None
+
+
+def body(value: Mapping[str, Any], name: str, _block_size: int | None = None) -> LoggedRequest:
+    """Read a body and what stands beside it; raises ``LineError``.
+
+    ``prompt_token_ids`` and ``output_token_ids`` are the engine's own tokens, as in kvscope's recordings.
+    """
+    inner = body_of(value)
+    api = api_of(inner)
+    if api is None:
+        raise LineError("no request body: neither `messages` (a list of objects) nor `prompt`")
+    usage = _usage(value)
+    details = usage.get("prompt_tokens_details")
+    tokens = _tokens(value, "prompt_token_ids")
+    output = _tokens(value, "output_token_ids")
+    salt = inner.get("cache_salt")
+    at, finished_at = _times(value)
+    return LoggedRequest(
+        request_id=first_text(value, ID_KEYS) or name,
+        origin=name,
+        at=at,
+        finished_at=finished_at,
+        prompt=Body(api=api, body=inner) if tokens is None else TokenIds(ids=tokens),
+        prompt_tokens=optional_count(usage, "prompt_tokens"),
+        cached_tokens=optional_count(details if isinstance(details, dict) else usage, "cached_tokens"),
+        output=optional_count(usage, "completion_tokens") if output is None else output,
+        session=first_text(value, SESSION_KEYS),
+        model=first_text(inner, ("model",)),
+        salt=salt if isinstance(salt, str) else None,
+        # vLLM looks nothing up when it is asked for the prompt's log-probabilities (0.32, read)
+        lookup=inner.get("prompt_logprobs") is None,
+    )
+
+
+def _usage(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the engine's counts, which stand in the line, in its response or beside the body."""
+    response = value.get("response")
+    for holder in (value, response):
+        usage = holder.get("usage") if isinstance(holder, dict) else None
+        if isinstance(usage, dict):
+            return usage
+    return value
+
+
+def _times(value: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    given = next((value[key] for key in TIME_KEYS if value.get(key) is not None), None)
+    at = None if given is None else unix_seconds(given)
+    if given is not None and at is None:
+        raise LineError("a time that is neither a number nor ISO 8601")
+    end = next((value[key] for key in _END_KEYS if value.get(key) is not None), None)
+    finished_at = None if end is None else unix_seconds(end)
+    if finished_at is None and at is not None and isinstance(value.get("e2e"), int | float):
+        finished_at = at + value["e2e"]
+    return at, finished_at
+
+
+def _tokens(value: Mapping[str, Any], key: str) -> Sequence[int] | None:
+    tokens = value.get(key)
+    if tokens is None:
+        return None
+    if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
+        raise LineError(f"`{key}` must be a list of token ids")
+    return tokens

@@ -1,0 +1,136 @@
+"""Tells each line's format by its content and reads files of any of them as one stream."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvscope.analysis.formats import block_traces, bodies, texts, weka
+from kvscope.analysis.formats.records import BadLine, LineError, LoggedRequest
+from kvscope.analysis.formats.sources import STDIN, BrokenStreamError, expanded, opened
+from kvscope.errors import UsageError
+
+_Line = Callable[[Mapping[str, Any], str, int | None], LoggedRequest]
+_TOKEN_COUNTS_ONLY = b"TIMESTAMP,ContextTokens"  # Azure's public traces
+_MOST_UNKNOWN = 1_000
+KNOWN = (
+    "OpenAI request bodies (plain or wrapped), recordings with token ids, Mooncake and Bailian block traces, "
+    "kv-cache-tester sessions, agent traces with `input`, lines of plain text"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Format:
+    """A form of JSON lines: whether a line has it, and how one is read."""
+
+    name: str
+    claims: Callable[[Mapping[str, Any]], bool]
+    read: _Line
+
+
+LINE_FORMATS = (
+    Format("mooncake", block_traces.is_mooncake, block_traces.mooncake),
+    Format("bailian", block_traces.is_bailian, block_traces.bailian),
+    Format("bodies", bodies.is_body, bodies.body),
+    Format("agent trace", texts.is_agent_trace, texts.agent_trace),
+)
+
+
+def read(paths: Iterable[Path], *, block_size: int | None = None) -> Iterator[LoggedRequest | BadLine]:
+    """Yield the requests of all files, file by file and line by line; ``-`` is standard input.
+
+    ``block_size`` is that of traces of block ids where it is not their format's usual one. A line that is
+    not good comes as ``BadLine`` and reading goes on. Raises ``UsageError`` for a file that cannot be read,
+    and for one that goes on and on without a line of a known format.
+    """
+    for path in expanded(paths):
+        with opened(path) as lines:
+            yield from _File(path, block_size).read(lines)
+
+
+class _File:
+    """Reads one file; remembers its last line's format, as the next one most likely has it too."""
+
+    def __init__(self, path: Path, block_size: int | None) -> None:
+        self._path = path
+        self._name = "stdin" if str(path) == STDIN else path.name
+        self._block_size = block_size
+        self._format: Format | None = None
+        self._plain = False
+        self._known = False
+        self._bad_lines = 0
+
+    def read(self, lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedRequest | BadLine]:
+        number = 0
+        try:
+            for number, line in lines:
+                if not line.strip():
+                    continue
+                if line.strip() in {b"{", b"["} and not self._known:  # one document over many lines
+                    line = line + b"".join(rest for _, rest in lines)  # noqa: PLW2901 - the loop ends here
+                yield from self._line(number, line)
+        except BrokenStreamError as error:
+            yield self._bad(number + 1, str(error))
+        if not number:
+            yield self._bad(0, "the file is empty")
+
+    def _line(self, number: int, line: bytes) -> Iterator[LoggedRequest | BadLine]:
+        name = f"{self._name}:{number}"
+        try:
+            if self._plain or (not self._known and self._begins_text(line)):
+                yield texts.plain_line(line, name)
+                self._plain = self._known = True
+                return
+            value = _decoded(line)
+            if weka.is_weka(value):
+                self._known = True
+                yield from self._session(number, value)
+                return
+            request = self._format_of(value).read(value, name, self._block_size)
+        except LineError as error:
+            yield self._bad(number, str(error))
+            return
+        yield request
+
+    def _begins_text(self, line: bytes) -> bool:
+        """Whether a file that begins with this line is one of plain text."""
+        if line.lstrip().startswith((b"{", b"[")):
+            return False
+        if line.startswith(_TOKEN_COUNTS_ONLY):
+            raise UsageError(
+                f"{self._path} holds token counts without prompts or block ids: no replay can be"
+            )
+        if b"\0" in line:
+            raise LineError("neither JSON nor text")
+        return True
+
+    def _format_of(self, value: Mapping[str, Any]) -> Format:
+        if self._format is None or not self._format.claims(value):
+            found = next((each for each in LINE_FORMATS if each.claims(value)), None)
+            if found is None:
+                raise LineError(f"an object of no known form, with the keys {', '.join(sorted(value)[:6])}")
+            self._format = found
+            self._known = True
+        return self._format
+
+    def _session(self, number: int, value: Mapping[str, Any]) -> Iterator[LoggedRequest | BadLine]:
+        for found in weka.weka(value, f"{self._name}:{number}", str(self._path), self._block_size):
+            yield self._bad(number, str(found)) if isinstance(found, LineError) else found
+
+    def _bad(self, number: int, reason: str) -> BadLine:
+        self._bad_lines += 1
+        if not self._known and self._bad_lines > _MOST_UNKNOWN:
+            raise UsageError(f"{self._path}: no known format; line {number}: {reason}. Known are: {KNOWN}")
+        return BadLine(origin=f"{self._name}:{number}", reason=reason)
+
+
+def _decoded(line: bytes) -> Mapping[str, Any]:
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise LineError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise LineError(f"a {type(value).__name__} and no JSON object")
+    return value

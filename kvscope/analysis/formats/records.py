@@ -1,0 +1,77 @@
+"""What a line of a log or trace says about one request, whatever its format."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockIds:
+    """The prompt as ids of its blocks, the last partial one perhaps included.
+
+    Equal ids mean equal blocks within one ``scope``; "" is the scope that all files share.
+    """
+
+    ids: Sequence[int]
+    block_size: int
+    scope: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIds:
+    """The prompt as the engine's own tokens."""
+
+    ids: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """The prompt as an OpenAI request body; ``api`` is ``chat`` or ``completion``."""
+
+    api: str
+    body: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRequest:
+    """One request of a file.
+
+    ``origin`` is its file and line. ``at`` is in seconds of the file's own clock, None where the file tells
+    no time. ``prompt_tokens`` and ``cached_tokens`` are what the engine counted. ``output`` is what was
+    generated: token ids, or only their number, or None where nothing is said.
+    """
+
+    request_id: str
+    origin: str
+    at: float | None
+    prompt: BlockIds | TokenIds | Body
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output: Sequence[int] | int | None = None
+    finished_at: float | None = None
+    session: str | None = None
+    model: str | None = None
+    salt: str | None = None
+    lookup: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BadLine:
+    """A line that was left out and why; ``origin`` is its file's name and its number."""
+
+    origin: str
+    reason: str
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return self.origin.rpartition(":")[0]
+
+    @property
+    def line(self) -> int:
+        """The line's number, from 1 on."""
+        return int(self.origin.rpartition(":")[2])
+
+
+class LineError(Exception):
+    """Raised by a format for a line that it cannot use; the text is the reason."""

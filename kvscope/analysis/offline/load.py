@@ -1,0 +1,159 @@
+"""Logged requests to what a replay takes: columns of block ids, or prompts as tokens."""
+
+import dataclasses
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvscope.analysis.formats.detect import KNOWN, read
+from kvscope.analysis.formats.records import BadLine, BlockIds, Body, LoggedRequest, TokenIds
+from kvscope.cache.overlap import TimedRequest
+from kvscope.cache.replay import ReplayRequest
+from kvscope.cache.traces import TraceBuilder
+from kvscope.errors import UsageError
+from kvscope.prompts.segments import segments
+from kvscope.prompts.tokenizing import PromptTokenizer
+
+DEFAULT_BLOCK_SIZE = 16
+_BYTES_A_TOKEN = 4  # of English text under common vocabularies, roughly
+
+
+class ByteTokenizer:
+    """Stands in where no tokenizer is named: four bytes of text are a token, so prefixes stay prefixes."""
+
+    def encode(self, api: str, body: Mapping[str, Any]) -> list[int]:
+        """Return a number for each four bytes of the body's text."""
+        prompt = body.get("prompt")
+        if api == "completion" and isinstance(prompt, list) and all(type(each) is int for each in prompt):
+            return list(prompt)
+        parts = [f"\n{segment.role}\n{segment.text}" for segment in segments(api, body)]
+        text = "".join(parts).encode("utf-8", "surrogatepass")
+        text += b"\0" * (-len(text) % _BYTES_A_TOKEN)
+        tokens: list[int] = np.frombuffer(text, dtype="<u4").tolist()
+        return tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPrompt:
+    """A request as tokens with its times, and how many prompt tokens the engine had counted.
+
+    ``tokenised`` says that its tokens were made here, not by the engine.
+    """
+
+    timed: TimedRequest
+    recorded_prompt_tokens: int | None
+    tokenised: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Loaded:
+    """What files hold: block ids in ``builder`` or prompts in ``prompts``, never both.
+
+    ``ids`` are the requests' ids in the order of the files, kept for block ids when asked for.
+    ``went_back``: requests that came before an earlier one's time.
+    """
+
+    builder: TraceBuilder | None = None
+    prompts: list[LoadedPrompt] = dataclasses.field(default_factory=list)
+    ids: list[str] = dataclasses.field(default_factory=list)
+    skipped: list[BadLine] = dataclasses.field(default_factory=list)
+    went_back: int = 0
+
+
+def load(
+    paths: Sequence[Path], *, block_size: int | None, tokenizer: PromptTokenizer | None, keep_ids: bool
+) -> Loaded:
+    """Read all files; a line that cannot be used is put with ``skipped``.
+
+    Raises ``UsageError`` where nothing is left, and for block ids mixed with text or of two block sizes.
+    """
+    loaded = Loaded()
+    loader = _Loader(loaded, tokenizer or ByteTokenizer(), keep_ids=keep_ids)
+    loader.take(read(paths, block_size=block_size))
+    if not loaded.prompts and not loaded.builder:
+        first = "".join(f"; {each.origin}: {each.reason}" for each in loaded.skipped[:1])
+        names = ", ".join(map(str, paths))
+        raise UsageError(f"no request in {names} can be replayed{first}. Known formats: {KNOWN}")
+    return loaded
+
+
+class _Loader:
+    def __init__(self, loaded: Loaded, tokenizer: PromptTokenizer, *, keep_ids: bool) -> None:
+        self._loaded = loaded
+        self._tokenizer = tokenizer
+        self._keep_ids = keep_ids
+        self._last_at = 0.0
+        self._last_file = ""
+
+    def take(self, found: Iterable[LoggedRequest | BadLine]) -> None:
+        for each in found:
+            if isinstance(each, BadLine):
+                self._loaded.skipped.append(each)
+                continue
+            at = self._last_at if each.at is None else each.at
+            file = each.origin.rpartition(":")[0]
+            self._loaded.went_back += at < self._last_at and file == self._last_file
+            self._last_at, self._last_file = at, file
+            if isinstance(each.prompt, BlockIds):
+                self._add_blocks(each, each.prompt, at)
+            else:
+                self._add_prompt(each, at)
+
+    def _add_blocks(self, logged: LoggedRequest, prompt: BlockIds, at: float) -> None:
+        builder = self._loaded.builder
+        if builder is None:
+            builder = self._loaded.builder = TraceBuilder(prompt.block_size)
+        if prompt.block_size != builder.block_size or self._loaded.prompts:
+            other = "prompts as text" if self._loaded.prompts else f"blocks of {builder.block_size} tokens"
+            raise UsageError(
+                f"{logged.request_id} has block ids of {prompt.block_size} tokens, requests before it "
+                f"{other}: they share no cache; replay the files apart"
+            )
+        builder.add(
+            prompt.ids,
+            prompt_tokens=logged.prompt_tokens or len(prompt.ids) * prompt.block_size,
+            at=at,
+            scope=prompt.scope,
+        )
+        if self._keep_ids:
+            self._loaded.ids.append(logged.request_id)
+
+    def _add_prompt(self, logged: LoggedRequest, at: float) -> None:
+        if self._loaded.builder is not None:
+            raise UsageError(
+                f"{logged.request_id} is text, requests before it are block ids: replay them apart"
+            )
+        prompt = logged.prompt
+        tokenised = isinstance(prompt, Body)
+        given: Sequence[int]
+        try:
+            match prompt:
+                case Body():
+                    given = self._tokenizer.encode(prompt.api, prompt.body)
+                case TokenIds():
+                    given = prompt.ids
+                case BlockIds():
+                    return
+            tokens = array("I", given)
+        except (UsageError, OverflowError) as error:
+            self._loaded.skipped.append(BadLine(origin=logged.origin, reason=str(error)))
+            return
+        request = ReplayRequest(
+            request_id=logged.request_id,
+            tokens=tokens,
+            salt=logged.salt,
+            lora=logged.model,
+            output_tokens=() if logged.output is None else logged.output,
+            lookup=logged.lookup,
+            recorded_cached_tokens=logged.cached_tokens,
+        )
+        self._loaded.prompts.append(
+            LoadedPrompt(
+                timed=TimedRequest(request=request, at=at, finished_at=logged.finished_at),
+                recorded_prompt_tokens=logged.prompt_tokens,
+                tokenised=tokenised,
+            )
+        )

@@ -1,0 +1,175 @@
+"""Prompts as tokens, replayed through the model of the engine's block pool."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from kvscope.analysis.offline.load import DEFAULT_BLOCK_SIZE, Loaded, LoadedPrompt
+from kvscope.analysis.offline.report import (
+    ESTIMATED,
+    EXACT,
+    Agreement,
+    Evidence,
+    ReplayOptions,
+    ReplayReport,
+    curve_points,
+)
+from kvscope.cache.curve import capacity_curve
+from kvscope.cache.overlap import TimedRequest, overlapping, replay_overlapping
+from kvscope.cache.policies import hit_blocks
+from kvscope.cache.replay import (
+    UNKNOWN_TOKENS,
+    ReplayResult,
+    Tally,
+    computed_chain,
+    computed_tokens,
+)
+from kvscope.cache.traces import BlockTrace, TraceBuilder
+from kvscope.errors import UsageError
+
+_ENGINE_POLICIES = ("lru", "infinite")
+_NULL_BLOCKS = 1
+
+
+def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence) -> ReplayReport:
+    """Replay prompts as the engine would have served them; overlapping in time where the files tell ends."""
+    block_size = DEFAULT_BLOCK_SIZE if options.block_size is None else options.block_size
+    _judge_tokens(loaded.prompts, options, evidence)
+    timed = _with_zeros([each.timed for each in loaded.prompts], evidence)
+    timed.sort(key=lambda each: each.at)
+    trace = None
+    if options.curve or options.policy not in _ENGINE_POLICIES:
+        trace = _as_trace(timed, block_size)
+    if trace is None or options.policy in _ENGINE_POLICIES:
+        num_blocks = None if options.policy == "infinite" else options.num_blocks
+        result = _through_pool(timed, block_size, num_blocks, evidence)
+    else:
+        result = _under_policy(timed, trace, options, evidence)
+    agreement = _agreement(result)
+    if not result.exact:
+        evidence.estimate(
+            "of generated tokens only the number is known: the blocks that they fill are found by no request"
+        )
+    if agreement is not None and options.policy == "lru" and agreement.equal < agreement.compared:
+        evidence.estimate("not every request hit what the engine recorded: order or capacity were others")
+    report = ReplayReport(
+        requests=result.requests,
+        queried_tokens=result.queried_tokens,
+        hit_tokens=result.hit_tokens,
+        hit_rate=result.hit_rate,
+        block_hit_rate=result.block_hit_rate,
+        exactness=evidence.exactness,
+        notes=tuple(evidence.notes),
+        block_size=block_size,
+        blocks=options.num_blocks,
+        policy=options.policy,
+        distinct_blocks=None if trace is None else trace.distinct,
+        agreement=agreement,
+        per_request=result.per_request if options.per_request else None,
+        points=None,
+        points_exactness=None,
+        skipped=tuple(loaded.skipped),
+    )
+    if trace is None or not options.curve:
+        return report
+    curve = capacity_curve(trace, reserved=_NULL_BLOCKS)
+    certain = evidence.exact and curve.exact and not overlapping(timed)
+    return dataclasses.replace(
+        report,
+        points=curve_points(curve, options.num_blocks),
+        points_exactness=EXACT if certain else ESTIMATED,
+    )
+
+
+def _judge_tokens(prompts: Sequence[LoadedPrompt], options: ReplayOptions, evidence: Evidence) -> None:
+    """Compare the tokens that were made here with the engine's counts; raises ``UsageError``."""
+    made = [each for each in prompts if each.tokenised]
+    if not made:
+        return
+    if options.tokenizer is None:
+        evidence.estimate(
+            "no tokenizer: four bytes of text are taken as a token; name the model's with --tokenizer"
+        )
+        return
+    known = [each for each in made if each.recorded_prompt_tokens is not None]
+    wrong = [each for each in known if each.recorded_prompt_tokens != len(each.timed.request.tokens)]
+    if not wrong:
+        return
+    first = wrong[0]
+    said = (
+        f"the engine counted {first.recorded_prompt_tokens:,} prompt tokens for "
+        f"{first.timed.request.request_id}, this tokenizer makes {len(first.timed.request.tokens):,}"
+    )
+    if 2 * len(wrong) > len(known):
+        raise UsageError(
+            f"the tokenizer does not fit {len(wrong):,} of {len(known):,} requests: {said}; name the model's"
+        )
+    evidence.estimate(f"{len(wrong):,} of {len(known):,} token counts differ: {said}")
+
+
+def _with_zeros(timed: Sequence[TimedRequest], evidence: Evidence) -> list[TimedRequest]:
+    """Return the requests with the zeros that engines up to vLLM 0.23 leave out of what they report."""
+    reported = {each.request.recorded_cached_tokens for each in timed}
+    if None not in reported or len(reported) == 1 or 0 in reported:
+        return list(timed)
+    evidence.note(
+        "the engine reported no zero: where it reported nothing, 0 cached tokens are taken as recorded"
+    )
+    return [
+        each
+        if each.request.recorded_cached_tokens is not None
+        else dataclasses.replace(each, request=dataclasses.replace(each.request, recorded_cached_tokens=0))
+        for each in timed
+    ]
+
+
+def _through_pool(
+    timed: Sequence[TimedRequest], block_size: int, num_blocks: int | None, evidence: Evidence
+) -> ReplayResult:
+    """Replay as the newest vLLM frees blocks, or as older ones where the recorded counts clearly say so."""
+    result = replay_overlapping(timed, block_size=block_size, num_blocks=num_blocks)
+    agreement = _agreement(result)
+    if num_blocks is None or agreement is None or agreement.equal == agreement.compared:
+        return result
+    older = replay_overlapping(timed, block_size=block_size, num_blocks=num_blocks, uncached_first=False)
+    fits = _agreement(older)
+    if fits is None or 2 * (fits.compared - fits.equal) >= agreement.compared - agreement.equal:
+        return result
+    evidence.note("freed blocks queue as in vLLM 0.23 and before: that fits the recorded counts")
+    return older
+
+
+def _under_policy(
+    timed: Sequence[TimedRequest], trace: BlockTrace, options: ReplayOptions, evidence: Evidence
+) -> ReplayResult:
+    evidence.note("a plain cache of blocks under another policy than the engine's; requests do not overlap")
+    usable = None if options.num_blocks is None else max(options.num_blocks - _NULL_BLOCKS, 0)
+    tally = Tally(trace.block_size)
+    for each, blocks in zip(timed, hit_blocks(trace, options.policy, usable).tolist(), strict=True):
+        tally.add(each.request, blocks * trace.block_size)
+    return tally.result(evictions=0)
+
+
+def _as_trace(timed: Sequence[TimedRequest], block_size: int) -> BlockTrace:
+    """Return the blocks that the requests fill, generated tokens included, in the order given."""
+    builder = TraceBuilder(block_size)
+    stand_ins = itertools.count(UNKNOWN_TOKENS)
+    for each in timed:
+        request = each.request
+        prompt_tokens = len(request.tokens)
+        builder.add(
+            computed_chain(request, block_size, stand_ins),
+            # what is not looked up counts in no rate
+            prompt_tokens=prompt_tokens if request.lookup else 0,
+            lookup_blocks=max(prompt_tokens - 1, 0) // block_size if request.lookup else 0,
+            uncached=int(computed_tokens(request) % block_size > 0),
+        )
+    return builder.build()[0]
+
+
+def _agreement(result: ReplayResult) -> Agreement | None:
+    known = [each for each in result.per_request if each.recorded_cached_tokens is not None]
+    if not known:
+        return None
+    equal = sum(each.hit_tokens == each.recorded_cached_tokens for each in known)
+    return Agreement(compared=len(known), equal=equal)

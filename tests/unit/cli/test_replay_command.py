@@ -1,0 +1,212 @@
+"""``kvscope replay`` end to end: real recordings exactly, traces as recomputed, bad input in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope.cli.main import main
+
+DATA = Path(__file__).parents[2] / "data"
+TRACES = DATA / "traces"
+MOONCAKE = TRACES / "mooncake-conversation-300.jsonl"
+
+
+def ran(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["replay", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert isinstance(end.value.code, int)
+    return end.value.code, out, err
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
+    code, out, _ = ran(capsys, *arguments, "--json")
+    assert code == 0
+    value: dict[str, Any] = json.loads(out)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("recording", "requests", "hit_tokens"),
+    [
+        ("vllm-0.32.0-sequential", 160, 45_728),
+        ("vllm-0.23.0-sequential", 120, 34_688),
+        ("vllm-0.32.0-concurrent-4", 160, 44_256),
+    ],
+)
+def test_recordings_are_replayed_exactly(
+    capsys: pytest.CaptureFixture[str], recording: str, requests: int, hit_tokens: int
+) -> None:
+    file = DATA / "cache" / f"{recording}.jsonl.gz"
+    got = document(capsys, file, "--blocks", 300, "--block-size", 32, "--per-request")
+    assert got["requests"] == requests
+    assert got["hit_tokens"] == hit_tokens
+    assert got["exactness"] == "exact"
+    assert got["agreement"] == {"compared": requests, "equal": requests}
+    each = got["per_request"]
+    assert len(each) == requests
+    assert all(row["hit_tokens"] == row["recorded_cached_tokens"] for row in each)
+    assert set(each[0]) == {"request_id", "prompt_tokens", "hit_tokens", "recorded_cached_tokens"}
+
+
+def test_real_prompts_through_their_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+    file = DATA / "cache" / "vllm-0.32.0-real-prompts.jsonl.gz"
+    options = ("--blocks", 700, "--block-size", 32, "--tokenizer", DATA / "tokenizer")
+    got = document(capsys, file, *options)
+    assert got["queried_tokens"] == 490_789
+    assert got["agreement"]["compared"] == 220
+    assert got["agreement"]["equal"] >= 215  # three clients; this copy tells no ends
+    assert got["exactness"] == "estimated"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "hit_blocks", "hit_tokens"), [(None, 676, 345_966), (2_000, 299, 153_088)]
+)
+def test_a_trace_of_block_ids(
+    capsys: pytest.CaptureFixture[str], blocks: int | None, hit_blocks: int, hit_tokens: int
+) -> None:
+    """Counts of a plain loop over an ordered dict, tail first."""
+    limit = () if blocks is None else ("--blocks", blocks)
+    got: dict[str, Any] = {}
+    for more in ((), ("--curve",), ("--per-request",)):
+        got = document(capsys, MOONCAKE, *limit, *more)
+        assert (got["requests"], got["queried_tokens"], got["hit_tokens"]) == (300, 4_269_971, hit_tokens)
+        assert got["block_hit_rate"] == pytest.approx(hit_blocks / 8_490)
+        assert got["hit_rate"] == pytest.approx(hit_tokens / 4_269_971)
+        assert got["blocks"] == blocks
+        assert ("points" in got, "per_request" in got) == ("--curve" in more, "--per-request" in more)
+    assert sum(row["hit_tokens"] for row in got["per_request"]) == hit_tokens
+
+
+def test_the_curves_points_are_those_of_single_capacities(capsys: pytest.CaptureFixture[str]) -> None:
+    got = document(capsys, MOONCAKE, "--curve", "--blocks", 777)
+    blocks = [point["blocks"] for point in got["points"]]
+    assert blocks == sorted(blocks)
+    assert 777 in blocks
+    for point in got["points"][:: len(blocks) // 3]:
+        single = document(capsys, MOONCAKE, "--blocks", point["blocks"])
+        assert single["block_hit_rate"] == point["block_hit_rate"]
+        assert single["hit_rate"] == point["hit_rate"]
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "queried_tokens", "hit_tokens"),
+    [("weka-session.json", 3, 33_739, 21_952), ("weka-subagents.json", 13, 206_016, 142_720)],
+)
+def test_sessions_of_a_coding_agent(
+    capsys: pytest.CaptureFixture[str], name: str, requests: int, queried_tokens: int, hit_tokens: int
+) -> None:
+    got = document(capsys, TRACES / name)
+    assert (got["requests"], got["queried_tokens"], got["hit_tokens"]) == (
+        requests,
+        queried_tokens,
+        hit_tokens,
+    )
+
+
+def test_ids_that_are_local_to_files_hit_in_their_own_only(capsys: pytest.CaptureFixture[str]) -> None:
+    both = document(capsys, TRACES / "weka-subagents.json", TRACES / "weka-session.json")
+    assert both["hit_tokens"] == 142_720 + 21_952
+    assert both["distinct_blocks"] == 984 + 182
+
+
+def test_three_prompts_that_share_prefixes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first = list(range(7_000))
+    prompts = [
+        first,
+        first[:2_000] + list(range(50_000, 53_000)),
+        first + list(range(60_000, 60_150)),
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    got = document(capsys, log, "--block-size", 1, "--tokenizer", DATA / "tokenizer")
+    assert got["queried_tokens"] == 19_150
+    assert got["queried_tokens"] - got["hit_tokens"] == 10_150
+    assert got["exactness"] == "exact"
+
+
+def test_text_without_a_tokenizer_is_estimated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(f"{'a stable prompt ' * 100}first\n{'a stable prompt ' * 100}second\n")
+    got = document(capsys, log, "--curve")
+    assert got["exactness"] == "estimated"
+    assert got["points_exactness"] == "estimated"
+    assert 0.45 < got["hit_rate"] < 0.5
+    code, out, _ = ran(capsys, log)
+    assert code == 0
+    assert "no tokenizer: four bytes of text are taken as a token" in out
+
+
+def test_policies_on_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    file = DATA / "cache" / "vllm-0.32.0-sequential.jsonl.gz"
+    options = (file, "--blocks", 300, "--block-size", 32)
+    rates = {
+        policy: document(capsys, *options, "--policy", policy)["hit_rate"]
+        for policy in ("lru", "lfu", "fifo", "optimal", "infinite")
+    }
+    assert rates["infinite"] >= rates["optimal"] >= max(rates["lru"], rates["lfu"], rates["fifo"])
+    curve = document(capsys, *options, "--curve")
+    at_300 = next(point for point in curve["points"] if point["blocks"] == 300)
+    assert at_300["hit_rate"] == pytest.approx(curve["hit_rate"], abs=0.005)
+
+
+def test_people_see_tables_and_skipped_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    log = tmp_path / "trace"
+    log.write_text(MOONCAKE.read_text() + "{broken\n" * 7)
+    code, out, err = ran(capsys, log, "--curve", "--per-request", "--blocks", 300)
+    assert code == 0
+    assert "Replay of 300 requests: 300 blocks of 512 tokens, lru" in out
+    assert "Capacity curve" in out
+    assert "skipped trace:301: not JSON" in err
+    assert "skipped 2 more lines" in err
+    assert document(capsys, log)["skipped"][0] == {"file": "trace", "line": 301, "reason": _any_reason(err)}
+
+
+def _any_reason(err: str) -> str:
+    return err.splitlines()[0].removeprefix("skipped trace:301: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing"], "cannot be read: No such file"),
+        (["."], "holds no .jsonl"),
+        (["empty"], "the file is empty. Known formats: OpenAI"),
+        (["trace", "--blocks", "0"], "--blocks"),
+        (["trace", "--block-size", "0"], "--block-size"),
+        (["trace", "--blocks", "100"], "the largest request needs 236 blocks of 512 tokens"),
+        (["trace", "--blocks", "100", "--curve"], "needs 236 blocks"),
+        (["trace", "--policy", "arc"], "--policy"),
+        (["trace", "log"], "replay them apart"),
+        (["log", "trace"], "replay the files apart"),
+        (["log", "--blocks", "2"], "has only 1"),
+        (["wrong", "--tokenizer", str(DATA / "tokenizer")], "the engine counted 999 prompt tokens for w"),
+        (["log", "--tokenizer", "nowhere"], "no tokenizer at nowhere"),
+        ([], "FILES"),
+    ],
+)
+def test_bad_input_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: str,
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (tmp_path / "here").mkdir()
+    for name, text in {
+        "empty": "",
+        "trace": MOONCAKE.read_text(),
+        "log": json.dumps({"prompt": "some text " * 50}),
+        "wrong": json.dumps({"prompt": "x", "request_id": "w", "usage": {"prompt_tokens": 999}}),
+    }.items():
+        (folder / name).write_text(text)
+    code, out, err = ran(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert words in err
+    assert len(err.splitlines()) == 1
