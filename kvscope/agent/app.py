@@ -13,6 +13,7 @@ from kvscope.agent.admin import admin_app
 from kvscope.agent.advising import tokenizer_of
 from kvscope.agent.caches import CacheConfigs
 from kvscope.agent.loops import Advisor, Loop
+from kvscope.agent.retention import Pruner
 from kvscope.analysis.live import Analyser
 from kvscope.clock import Clock, system_clock
 from kvscope.config.settings import AgentSettings
@@ -91,6 +92,10 @@ class Agent:
             self._loops.append(
                 Loop("advisor", self._advisor.look, settings.advisor.interval_seconds, failures)
             )
+        keep = settings.retention
+        self._pruner = Pruner(self._store.retention, days=keep.days, clock=clock)
+        if keep.days:
+            self._loops.append(Loop("retention", self._pruner.prune, keep.interval_seconds, failures))
 
     async def _step(self) -> None:
         await asyncio.to_thread(self._controller.step)
@@ -141,6 +146,7 @@ class Agent:
             except Exception:  # noqa: BLE001 - the supervisor: one part's fault stops no other from stopping
                 _LOG.exception("%s did not stop cleanly", name)
         self._advisor.close()
+        await asyncio.to_thread(self._pruner.close)
         self._store.close()
 
     async def _stop_writer(self) -> None:

@@ -40,11 +40,14 @@ def since_option(command: Command) -> Command:
 
 def since_at(age: str | None) -> float | None:
     """Return the Unix time that ``age`` ago was; raises ``UsageError`` on other forms."""
-    if age is None:
-        return None
+    return None if age is None else ago(age, "--since")
+
+
+def ago(age: str, option: str) -> float:
+    """Return the Unix time that ``age`` ago was; raises ``UsageError`` that names ``option``."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", age)
     if match is None:
-        raise UsageError(f"--since {age!r}: write a number and a unit, such as 90s, 30m, 24h, 7d or 2w")
+        raise UsageError(f"{option} {age!r}: write a number and a unit, such as 90s, 30m, 24h, 7d or 2w")
     return system_clock() - float(match[1]) * _UNITS[match[2]]
 
 

@@ -15,7 +15,7 @@ from kvscope.errors import KvscopeError
 _COMMANDS = {
     "agent": ("kvscope.cli.agent", "agent", "Run the sidecar."),
     "dashboard": ("kvscope.cli.dashboard", "dashboard", "Open the Streamlit dashboard."),
-    "db": ("kvscope.cli.db", "db", "Upgrade or check the store."),
+    "db": ("kvscope.cli.db", "db", "Upgrade, check or prune the store."),
     "demo": ("kvscope.cli.demo", "demo", "Run the whole loop on a tiny model."),
     "doctor": ("kvscope.cli.doctor", "doctor", "Say what works, what is missing and whether sums agree."),
     "experiment": ("kvscope.cli.experiment", "experiment", "Create, start, stop, promote experiments."),

@@ -36,6 +36,13 @@ class AdvisorSettings(_Part):
     )
 
 
+class RetentionSettings(_Part):
+    """How long the agent keeps requests, misses, spans and samples."""
+
+    days: float = Field(30.0, ge=0, le=36_500, description="Days that requests are kept; 0 keeps all.")
+    interval_seconds: float = Field(3600.0, gt=0, description="Seconds between two removals of what is old.")
+
+
 class AgentSettings(_Part):
     """Everything that `kvscope agent` can be told, but for the collectors' own sections."""
 
@@ -51,6 +58,7 @@ class AgentSettings(_Part):
     analyser: AnalyserSettings = Field(AnalyserSettings(), description="Live analysis of misses.")
     advisor: AdvisorSettings = Field(AdvisorSettings(), description="Suggestions and latency models.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Experiments.")
+    retention: RetentionSettings = Field(RetentionSettings(), description="How long data is kept.")
 
     @field_validator("upstreams", mode="before")
     @classmethod

@@ -10,6 +10,8 @@ from kvscope.store import clean, schema
 from kvscope.store.faults import is_data_error
 from kvscope.store.rows import Row
 
+_WRITERS_LOCK = 0x6B76_7377  # "kvsw"
+
 
 class Statements:
     """The bulk statements of one dialect as text for its driver; values are in the order of the columns."""
@@ -45,6 +47,14 @@ class Statements:
             listed = func.json_each(clean.json_text(ids)).table_valued("value")
             return column.in_(select(listed.c.value))
         return column == any_(literal(list(ids), postgresql.ARRAY(Text)))
+
+    def lock_requests(self, connection: Connection) -> None:
+        """Keep others from reading requests to change them until the transaction ends.
+
+        Two agents on one PostgreSQL must not merge the same request at once; SQLite has one writer anyway.
+        """
+        if not self.on_sqlite:
+            connection.execute(select(func.pg_advisory_xact_lock(_WRITERS_LOCK)))
 
     def _insert_or_ignore(self, table: Table) -> str:
         return self._compile(self.insert(table).on_conflict_do_nothing())

@@ -5,7 +5,7 @@ tells of a restart after which the counter has already passed its old value.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -56,18 +56,31 @@ def engine_counters(connection: Connection, *, since_at: float | None) -> list[E
     ``first_at`` is the process's start, when the process started after the first sample that is known of its
     engine: then nothing of its life was missed.
     """
-    since = _NEVER if since_at is None else since_at
+    return [row for _, row in _grown(connection, _NEVER if since_at is None else since_at)]
+
+
+def beginnings(connection: Connection) -> dict[str, list[tuple[float, float]]]:
+    """Return where each engine's counting starts, as ``(baseline, first_at)`` of each of its replicas.
+
+    Of the samples before now these suffice for the same counters: in each series the last one before each
+    baseline, the first one from it on, and the newest.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for baseline, row in _grown(connection, _NEVER):
+        found.setdefault(row.engine, []).append((baseline.at, row.first_at))
+    return found
+
+
+def _grown(connection: Connection, since: float) -> Iterator[tuple[_Baseline, EngineCounters]]:
     starts = {sample.engine: sample.value for sample in latest_samples(connection, PROCESS_START)}
     engines: dict[tuple[str, str], list[Any]] = {}
     query = select(_series.engine, _series.replica, _series.name, _series.id)
     for row in connection.execute(query.where(_series.name.in_((QUERIES, HITS, EXTERNAL_HITS)))):
         engines.setdefault((row.engine, row.replica), []).append(row)
-    found = []
     for (engine, replica), series in sorted(engines.items()):
         baseline = _baseline(connection, engine, series, starts.get(engine), since)
         if row_of := _growth(connection, engine, replica, series, baseline):
-            found.append(row_of)
-    return found
+            yield baseline, row_of
 
 
 def _baseline(

@@ -7,6 +7,7 @@ from kvscope.store.advice import AdviceStore
 from kvscope.store.engines import Engines, connect
 from kvscope.store.experiments import ExperimentStore
 from kvscope.store.reader import Reader
+from kvscope.store.retention import Retention
 from kvscope.store.urls import locate
 from kvscope.store.writer import SqlBatchStore
 
@@ -20,6 +21,7 @@ class Store:
     reader: Reader
     advice: AdviceStore
     experiments: ExperimentStore
+    retention: Retention
     engines: Engines
 
     def close(self) -> None:
@@ -45,5 +47,6 @@ def open_store(url: str, *, upgrade: bool = False) -> Store:
         reader=Reader(engines),
         advice=AdviceStore(engines),
         experiments=ExperimentStore(engines),
+        retention=Retention(engines),
         engines=engines,
     )

@@ -18,6 +18,8 @@ _BUSY_MILLISECONDS = 10_000
 _CHECKOUT_SECONDS = 30
 _READERS = 4
 _JOURNAL_BYTES = 64 * 2**20
+# locks first: what is read within the transaction cannot be outdated by another writer
+_EXCLUSIVE = "BEGIN IMMEDIATE"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,9 @@ def _sqlite(location: Location) -> Engines:
         def _configure(connection: Any, _record: Any) -> None:
             # the driver's own BEGIN comes late and never before DDL; ours comes from the event below
             connection.isolation_level = None
+            if begin == _EXCLUSIVE and not connection.execute("PRAGMA page_count").fetchone()[0]:
+                # of a new file alone, and before anything is in it: what is pruned can then leave the file
+                _set_pragma(connection, "auto_vacuum=INCREMENTAL")
             for pragma in pragmas:
                 _set_pragma(connection, pragma)
 
@@ -82,10 +87,9 @@ def _sqlite(location: Location) -> Engines:
 
     return Engines(
         location=location,
-        # IMMEDIATE locks first: what is read within the transaction cannot be outdated by another writer
         writer=engine(
             size=1,
-            begin="BEGIN IMMEDIATE",
+            begin=_EXCLUSIVE,
             pragmas=(
                 "journal_mode=WAL",  # readers never wait for the writer
                 "synchronous=NORMAL",  # survives kill -9; a power cut may take the last commits, not the file

@@ -25,6 +25,7 @@ from kvscope.model.telemetry import MetricSample
 from kvscope.model.views import EngineCounters, HitRow, MissRow, TimelineRow
 from kvscope.store import counters, rows, schema
 from kvscope.store.engines import Engines
+from kvscope.store.retention import pruned_between
 
 By = Literal["route", "tenant", "model", "arm", "cause", "total"]
 UNKNOWN_KEY = "(unknown)"
@@ -203,7 +204,7 @@ class Reader:
         """Return the sum of cached tokens of ``engine``'s requests that arrived within the times.
 
         The second number counts those whose cached tokens no source told; rejected ones never reached the
-        engine and do not count.
+        engine and do not count. Requests that retention removed are in both numbers.
         """
         query = select(
             func.coalesce(func.sum(_R.cached_tokens), 0),
@@ -216,7 +217,8 @@ class Reader:
         )
         with self._engines.reading() as connection:
             cached, unknown = connection.execute(query).one()
-        return int(cached), int(unknown)
+            gone_cached, gone_unknown = pruned_between(connection, engine, first_at, last_at)
+        return int(cached) + gone_cached, int(unknown) + gone_unknown
 
     def span_count(self) -> int:
         """Return how many spans are stored."""

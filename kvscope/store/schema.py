@@ -113,6 +113,7 @@ spans = Table(
     Column("end_at", Double, nullable=False),
     Column("attributes", Json, nullable=False),
     Column("resource", Json, nullable=False),
+    Index(None, "start_at"),
 )
 
 # `id` is a hash of the other columns, so that a writer needs no look-up before it inserts samples.
@@ -150,6 +151,18 @@ misses = Table(
     Column("char_end", Integer),
     Column("value_kind", Words),
     sqlite_with_rowid=False,
+)
+
+# What retention removed of each engine's requests since its counters began: sums stay comparable with them.
+pruned_requests = Table(
+    "pruned_requests",
+    metadata,
+    Column("engine", Key, primary_key=True),
+    Column("first_at", Double, nullable=False),
+    Column("last_at", Double, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("unknown_requests", BigInteger, nullable=False),
 )
 
 suggestions = Table(

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, select
 
 from kvscope.errors import KvscopeError
 from kvscope.model.merge import merge
@@ -14,7 +14,6 @@ from kvscope.store import bulk, clean, rows, schema
 from kvscope.store.engines import Engines
 
 _LOG = logging.getLogger(__name__)
-_WRITERS_LOCK = 0x6B76_7377  # "kvsw": two agents on one PostgreSQL must not merge the same request at once
 
 
 class SqlBatchStore:
@@ -117,8 +116,8 @@ class _Work:
 
     def run(self, connection: Connection) -> None:
         """Write everything within the connection's transaction."""
-        if not self._statements.on_sqlite and (self._parts or self._misses):
-            connection.execute(select(func.pg_advisory_xact_lock(_WRITERS_LOCK)))
+        if self._parts or self._misses:
+            self._statements.lock_requests(connection)
         self.refused += len(bulk.run(connection, self._statements.spans, self._spans))
         bulk.run(connection, self._statements.series, list(self.series.values()))
         self.refused += len(bulk.run(connection, self._statements.samples, self._samples))

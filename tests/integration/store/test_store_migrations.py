@@ -20,15 +20,16 @@ from kvscope.store.engines import connect
 from kvscope.store.urls import locate
 
 DATA = Path(__file__).parents[2] / "data" / "schema"
-HEAD = "0001"
+HEAD = "0002"
+FOLLOWING = "9000"
 
 NEXT = '''"""A step that rewrites a table that others refer to."""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "9000"
+down_revision = "HEAD"
 
 
 def upgrade() -> None:
@@ -41,7 +42,7 @@ def downgrade() -> None:
     with op.batch_alter_table("experiments") as table:
         table.alter_column("path", new_column_name="route", existing_type=sa.Text())
         table.drop_column("note")
-'''
+'''.replace("HEAD", HEAD)
 
 
 @pytest.fixture
@@ -49,9 +50,9 @@ def next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Pretend that there is one more migration; gives its revision."""
     folder = tmp_path / "migrations"
     shutil.copytree(migrate._folder(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "versions" / "0002_next.py").write_text(NEXT)
+    (folder / "versions" / "9000_next.py").write_text(NEXT)
     monkeypatch.setattr(migrate, "_folder", lambda: folder)
-    return "0002"
+    return FOLLOWING
 
 
 def sample_value(column: Any) -> Any:
@@ -134,18 +135,19 @@ def test_a_step_that_rewrites_a_parent_table_keeps_its_children(
     rows = fill(database_url)
     following = request.getfixturevalue("next_step")
     with pytest.raises(
-        SchemaError, match=r"is at the older revision 0001, expected 0002: run `kvscope db upgrade"
+        SchemaError,
+        match=rf"is at the older revision {HEAD}, expected {FOLLOWING}: run `kvscope db upgrade",
     ):
         open_store(database_url)
     assert migrate.upgrade(database_url) == following
-    migrate.downgrade(database_url, "0001")
+    migrate.downgrade(database_url, HEAD)
     monkeypatch.undo()
     assert rows_of(database_url) == rows
     assert migrate.check(database_url).ok
 
 
 def test_a_step_that_fails_leaves_everything_as_it_was(database_url: str, next_step: str) -> None:
-    broken = migrate._folder() / "versions" / "0002_next.py"
+    broken = migrate._folder() / "versions" / "9000_next.py"
     broken.write_text(
         NEXT.replace('        table.drop_column("note")\n', "").replace(
             "def downgrade", '    raise RuntimeError(f"step {revision} fails")\n\n\ndef downgrade'
@@ -226,7 +228,7 @@ def test_a_newer_schema_is_refused_in_one_line(database_url: str) -> None:
             open_store(database_url, upgrade=upgrade)
         message = str(refused.value)
         assert "is at revision 9999, unknown to this kvscope" in message
-        assert "expected 0001): run `pip install --upgrade kvscope`" in message
+        assert f"expected {HEAD}): run `pip install --upgrade kvscope`" in message
         assert "\n" not in message
 
 
@@ -235,7 +237,7 @@ def test_a_database_without_our_tables_is_refused_until_upgraded(database_url: s
     if location.path is not None:
         sqlite3.connect(location.path).execute("CREATE TABLE mine (x)").connection.close()
     with pytest.raises(
-        SchemaError, match=r"has no schema yet, expected revision 0001: run `kvscope db upgrade"
+        SchemaError, match=rf"has no schema yet, expected revision {HEAD}: run `kvscope db upgrade"
     ):
         open_store(database_url)
     open_store(database_url, upgrade=True).close()
