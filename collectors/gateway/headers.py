@@ -28,6 +28,7 @@ _REQUEST_ONLY = _HOP_BY_HOP | {b"host", b"expect", b"x-kvscope-route"}
 _REQUEST_ID = "x-request-id"
 _TRACEPARENT = "traceparent"
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_NOT_IN_HEADERS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_TRACE = "0" * 32
 
 
@@ -103,9 +104,18 @@ def upstream_headers(
     return [(name.decode("latin-1"), _text(value)) for name, value in raw if name not in dropped]
 
 
-def client_headers(raw: RawHeaders, *, length_changes: bool = False) -> list[tuple[bytes, bytes]]:
-    """Return the server's headers as they go back, without the length where the body may change."""
-    lowered = [(name.lower(), value) for name, value in raw]
+def client_headers(
+    raw: RawHeaders, *, engine: str, length_changes: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """Return the server's headers as they go back, without the length where the body may change.
+
+    A redirect to ``engine`` itself leads through the gateway again: the client may not reach the engine.
+    """
+    own = f"{engine}/".encode()
+    lowered = [
+        (lower, value[len(own) - 1 :] if lower == b"location" and value.startswith(own) else value)
+        for lower, value in ((name.lower(), value) for name, value in raw)
+    ]
     dropped = _HOP_BY_HOP | _named_by_connection(lowered)
     if length_changes:
         dropped |= {b"content-length"}
@@ -120,7 +130,9 @@ def identify(headers: Mapping[str, str], body: Mapping[str, Any] | None, used: U
     """
     added: list[tuple[str, str]] = []
     asked_id: str | None = None
-    own = headers.get(_REQUEST_ID) or (body or {}).get("request_id")
+    own = headers.get(_REQUEST_ID)
+    # servers read the bytes of a header as Latin-1, and so does the engine's span
+    own = own.encode("utf-8", "surrogatepass").decode("latin-1") if own else (body or {}).get("request_id")
     if isinstance(own, str) and own:
         request_id = used.unused(own)
         if request_id != own:
@@ -145,11 +157,22 @@ def replaced(headers: list[tuple[bytes, bytes]], was: str, own: str) -> list[tup
 
     vLLM does so with ``--enable-request-id-headers``.
     """
-    name, sent = _REQUEST_ID.encode(), own.encode("utf-8", "replace")
-    return [
-        (key, was.encode("utf-8", "replace") if key == name and value == sent else value)
-        for key, value in headers
-    ]
+    name, sent = _REQUEST_ID.encode(), id_bytes(own)
+    return [(key, id_bytes(was) if key == name and value == sent else value) for key, value in headers]
+
+
+def id_bytes(request_id: str) -> bytes:
+    """Return a request's id as a header says it: one that came in a header with the bytes it came with."""
+    try:
+        value = request_id.encode("latin-1")
+    except UnicodeEncodeError:
+        return header_value(request_id)
+    return value if _NOT_IN_HEADERS.search(value) is None else header_value(request_id)
+
+
+def header_value(text: str) -> bytes:
+    """Return text as a header can hold it; a name from a body or a person may hold anything."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text).encode("utf-8", "replace")
 
 
 def _named_by_connection(raw: RawHeaders) -> frozenset[bytes]:

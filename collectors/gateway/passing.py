@@ -25,7 +25,7 @@ async def pass_through(scope: Scope, receive: Receive, send: Send, upstreams: Up
             answer = await upstreams.send(scope["method"], target_url(scope, engine), headers, upload)
             try:
                 started = True
-                await start_answer(send, answer.status, client_headers(answer.raw_headers))
+                await start_answer(send, answer.status, client_headers(answer.raw_headers, engine=engine))
                 async for data, _ in answer.content.iter_chunks():
                     if data:
                         await send_part(send, data)

@@ -4,7 +4,7 @@ import aiohttp
 
 from collectors.gateway.call import Call, now
 from collectors.gateway.errors import error_event
-from collectors.gateway.headers import client_headers, replaced
+from collectors.gateway.headers import client_headers, header_value, id_bytes, replaced
 from collectors.gateway.incoming import Send
 from collectors.gateway.observe import AnswerObserver, Observation, Observer, StreamObserver
 from collectors.gateway.passing import send_error, send_part, start_answer
@@ -36,7 +36,7 @@ class Relay:
         self._observer = self._observer_of(answer)
         self._started = True
         stripping = self._streaming and self._call.asked_usage
-        headers = client_headers(answer.raw_headers, length_changes=stripping)
+        headers = client_headers(answer.raw_headers, engine=self._call.engine, length_changes=stripping)
         if self._call.asked_id is not None:
             headers = replaced(headers, self._call.asked_id, self._call.request_id)
         await start_answer(self._send, answer.status, [*headers, *self._own_headers()])
@@ -91,14 +91,6 @@ class Relay:
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         call = self._call
-        own = {
-            b"x-kvscope-request-id": call.request_id,
-            b"x-kvscope-experiment": call.decision.experiment,
-            b"x-kvscope-arm": call.decision.arm,
-        }
-        return [(name, _header_value(value)) for name, value in own.items() if value]
-
-
-def _header_value(text: str) -> bytes:
-    """Return text as a header can hold it; a name from a body or a person may hold anything."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text).encode("utf-8", "replace")
+        own = {b"x-kvscope-experiment": call.decision.experiment, b"x-kvscope-arm": call.decision.arm}
+        values = [(name, header_value(value)) for name, value in own.items() if value]
+        return [(b"x-kvscope-request-id", id_bytes(call.request_id)), *values]

@@ -8,6 +8,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 AttributeValue = str | int | float | bool | list[str | int | float | bool]
 
 LONGEST_TEXT = 256  # characters of a key or a text value
+_LONGEST_ID = 4_096  # of a request: a shortened one would join nothing
 _MOST_ITEMS = 64  # of an array value
 
 # Any other producer's span may carry prompts and answers as text, under names that nobody can list.
@@ -43,6 +44,7 @@ _TEXT_KEYS = frozenset(
         "gen_ai.system",
     }
 )
+_ID_KEYS = frozenset({"gen_ai.request.id", "gen_ai.response.id"})
 
 
 def clean_text(text: str) -> str:
@@ -80,6 +82,8 @@ def _scalar(key: str, value: AnyValue) -> str | int | float | bool | None:
             # JSON has no NaN and no infinity: they stay visible as text, as OTLP's own JSON writes them
             number = float(value.double_value)
             return number if math.isfinite(number) else str(number)
+        case "string_value" if key in _ID_KEYS and len(value.string_value) <= _LONGEST_ID:
+            return value.string_value.replace("\x00", "\ufffd")
         case "string_value" if _is_text_kept(key) and len(value.string_value) <= LONGEST_TEXT:
             return clean_text(value.string_value)
         case _:

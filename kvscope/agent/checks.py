@@ -203,11 +203,11 @@ def _compared(store: Store, line: SumLine, *, newer_than: float | None) -> Check
         f"{line.engine}: the engine counted {line.counter_tokens:,} cached tokens,"
         f" the records hold {line.record_tokens:,}, as of {iso(line.last_at)}"
     )
+    fix = "requests that bypass the gateway, or a version before 0.27, make a difference"
     if line.unknown_requests:
-        detail += f"; {line.unknown_requests} requests do not tell"
-    return Check(
-        name=name,
-        ok=line.agree is True,
-        detail=detail,
-        fix="requests that bypass the gateway, aborted ones, or a version before 0.27 make a difference",
-    )
+        detail += f"; {line.unknown_requests} requests (aborted, failed, or without usage) do not tell theirs"
+    if line.agree is None and line.counter_tokens > line.record_tokens:
+        fix = (
+            "the difference can be theirs: vLLM counts the hits of aborted requests and reports them nowhere"
+        )
+    return Check(name=name, ok=line.agree is True, detail=detail, fix=fix)

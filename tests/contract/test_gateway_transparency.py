@@ -233,6 +233,53 @@ async def test_ids_of_the_client_are_kept(traceparent: str, trace_id: str | None
     assert answer.header("x-kvscope-request-id") == "mine-1"
 
 
+@pytest.mark.parametrize(
+    ("sent", "seen"),
+    [("日本-1".encode(), "日本-1".encode().decode("latin-1")), (b"a\xff", "a\u00c3\u00bf")],
+)
+async def test_an_id_is_what_the_engine_reads_in_the_header(sent: bytes, seen: str) -> None:
+    async with fake_server() as server, running_gateway(server.url) as gateway:
+        reader, writer = await gateway.connect()
+        raw = request(BODY, headers=[("X-Request-Id", "@")])
+        writer.write(raw.replace(b"X-Request-Id: @", b"X-Request-Id: " + sent))
+        answer = await hear(reader)
+        writer.close()
+        record = gateway.records[0]
+    assert answer is not None
+    assert record["request_id"] == seen == server.heard[0].header("x-request-id")
+    assert answer.header("x-kvscope-request-id") == seen
+
+
+async def test_an_id_that_comes_again_gets_a_number() -> None:
+    async def script(heard: Heard, wire: Wire) -> None:
+        echo = {"x-request-id": heard.header("x-request-id") or ""}
+        await wire.send(document(b"{}", headers=echo))
+
+    async with fake_server(script) as server, running_gateway(server.url) as gateway:
+        answers = [await gateway.ask(BODY, headers=[("X-Request-Id", "mine")]) for _ in range(3)]
+        await gateway.ask({"request_id": "mine"})
+        records = gateway.records
+    ids = ["mine", "mine~2", "mine~3", "mine~4"]
+    assert [record["request_id"] for record in records] == ids
+    assert [heard.header("x-request-id") for heard in server.heard] == ids
+    assert all(sum(name == "x-request-id" for name, _ in heard.headers) == 1 for heard in server.heard)
+    assert [answer.header("x-kvscope-request-id") for answer in answers] == ids[:3]
+    assert [answer.header("x-request-id") for answer in answers] == ["mine"] * 3
+
+
+async def test_a_redirect_of_the_engine_leads_through_the_gateway() -> None:
+    async def script(heard: Heard, wire: Wire) -> None:
+        place = f"{server.url}/v1/chat/completions" if "elsewhere" not in heard.line else "http://other/x"
+        await wire.send(document(b"", status="307 Temporary Redirect", headers={"Location": place}))
+
+    async with fake_server(script) as server, running_gateway(server.url) as gateway:
+        for target in (CHAT, f"{CHAT}/"):
+            assert (await gateway.ask(BODY, target=target)).header("location") == CHAT
+        assert (await gateway.ask(None, method="GET", target="/elsewhere")).header(
+            "location"
+        ) == "http://other/x"
+
+
 async def test_an_id_in_the_body_is_the_requests_id() -> None:
     async with fake_server() as server, running_gateway(server.url) as gateway:
         answer = await gateway.ask({"request_id": "in\nbody"})

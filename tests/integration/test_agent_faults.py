@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvscope.agent.checks import run_checks
 from kvscope.demo.engines import Engine, EngineOptions, free_port, start_builtin
 from kvscope.demo.sidecar import Sidecar, start_sidecar
 from kvscope.model.request import RequestRecord, Status
@@ -139,3 +140,28 @@ def test_a_killed_agent_has_kept_what_it_recorded(slow_engine: Engine, tmp_path:
     store.close()
     assert set(rows) == {f"kept-{number}" for number in range(5)}
     assert all(row.status is Status.OK and row.prompt_tokens for row in rows.values())
+
+
+def test_hits_of_an_aborted_request_make_the_sums_differ_and_the_doctor_says_why(
+    slow_engine: Engine, sidecar: Sidecar
+) -> None:
+    text = "A prefix cache keeps blocks of tokens. " * 20
+    assert post(sidecar.gateway, chat(slow_engine, text), "warm")[0] == 200
+    request = urllib.request.Request(
+        f"{sidecar.gateway}/v1/chat/completions",
+        data=chat(slow_engine, text, stream=True, max_tokens=200),
+        headers={"Content-Type": "application/json", "X-Request-Id": "left"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read1(4096)
+    left = record(sidecar.db, "left", lambda row: row.status is not None)
+    assert (left.status, left.cached_tokens) == (Status.ABORTED, None)
+    store = open_store(sidecar.db)
+    try:
+        found = run_checks(store, vllm=slow_engine.url, agent=sidecar.admin, patience_seconds=4)
+    finally:
+        store.close()
+    (sums,) = (check for check in found if check.name == "sums agree")
+    assert not sums.ok
+    assert "1 requests (aborted, failed, or without usage) do not tell theirs" in sums.detail
+    assert "aborted" in sums.fix

@@ -90,3 +90,15 @@ def test_an_id_that_comes_again_after_a_restart_is_told_of(builtin_engine: Engin
     assert not told["request ids"].ok
     assert "1 of the last 1 records" in told["request ids"].detail
     assert told["sums agree"].ok, told["sums agree"].detail
+
+
+def test_odd_ids_of_header_and_body_join_the_engine_s_span(builtin_engine: Engine, tmp_path: Path) -> None:
+    agent = start_sidecar(builtin_engine, tmp_path)
+    try:
+        long = "l" * 3_000
+        for header in ("日本-1".encode().decode("latin-1"), long):
+            ask(agent.gateway, builtin_engine, "odd", header)
+        found = settled(agent, 2)
+        assert {len(row.pieces["span"]) for row in found} == {1}
+    finally:
+        agent.stop()

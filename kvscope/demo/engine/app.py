@@ -106,9 +106,11 @@ class BuiltinEngine:
         return await self._generate(request, "completion", "cmpl-")
 
     async def _generate(self, request: Request, api: str, prefix: str) -> Response:
-        name = request.headers.get("x-request-id") or uuid.uuid4().hex[:16]
+        body = decode_body(await request.body())
+        named = request.headers.get("x-request-id") or body.get("request_id")
+        name = named if isinstance(named, str) and named else uuid.uuid4().hex[:16]
         job = parse_job(
-            decode_body(await request.body()),
+            body,
             api=api,
             request_id=prefix + name,
             tokenizer=self._tokenizer,

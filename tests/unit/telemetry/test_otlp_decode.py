@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import pytest
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
+from collectors.otlp.attributes import attributes_of
 from collectors.otlp.decode import Decoded, Limits, decode_json, decode_protobuf
 from kvscope.errors import PermanentIngestError
 from kvscope.model.request import RequestPart, Source, Status
@@ -304,3 +306,11 @@ def test_what_is_not_protobuf_is_a_permanent_error(body: bytes) -> None:
 def test_what_is_not_otlps_json_is_a_permanent_error(body: bytes) -> None:
     with pytest.raises(PermanentIngestError, match="not a JSON"):
         decode_json(body, LIMITS)
+
+
+def test_a_long_request_id_is_kept_whole() -> None:
+    pair = KeyValue(key="gen_ai.request.id", value=AnyValue(string_value="chatcmpl-" + "i" * 4_000))
+    kept, dropped = attributes_of([pair], 10)
+    assert (kept, dropped) == ({"gen_ai.request.id": "chatcmpl-" + "i" * 4_000}, 0)
+    pair.value.string_value += "i" * 100
+    assert attributes_of([pair], 10) == ({}, 1)
