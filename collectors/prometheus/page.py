@@ -1,30 +1,39 @@
 """One metrics page to samples; any text gives samples or ``PermanentIngestError``."""
 
 import math
+from collections.abc import Set as AbstractSet
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from collectors.prometheus.families import KEPT, OLD_RATE, OLD_USAGE, PREFIX_CACHE_QUERIES
+from collectors.prometheus.families import (
+    BUCKETS,
+    FOREIGN,
+    KEPT,
+    OLD_RATE,
+    OLD_USAGE,
+    PREFIX_CACHE_QUERIES,
+)
 from kvscope.errors import PermanentIngestError
 from kvscope.model.telemetry import MetricSample
 
-_MOST_SAMPLES = 20_000  # of a page; vLLM 0.32 has 44 for each engine behind it
-_READ = KEPT | {OLD_RATE, OLD_USAGE}
+_MOST_SAMPLES = 50_000  # of a page; vLLM 0.32 has 60 for each engine behind it, and 240 buckets
 _OWN_FIELDS = frozenset({"engine", "model_name"})
 
 
-def parse_page(text: str, engine: str, at: float) -> list[MetricSample]:
-    """Return the kept samples of ``engine``'s page as read at ``at``.
+def parse_page(text: str, engine: str, at: float, *, buckets: bool = False) -> list[MetricSample]:
+    """Return the kept samples of ``engine``'s page as read at ``at``, on wish with histograms' buckets.
 
     Raises ``PermanentIngestError`` for what is not a metrics page, has no metrics of vLLM, or is of an
     engine so old that its cache counters mean something else.
     """
-    lines = [line for line in text.splitlines() if _name(line) in _READ]
-    _refuse_foreign({_name(line) for line in lines})
+    wanted = KEPT | BUCKETS if buckets else KEPT
+    named = [(_name(line), line) for line in text.splitlines()]
+    _refuse_foreign({name for name, _ in named})
+    lines = [line for name, line in named if name in wanted]
     kept: dict[tuple[str, str, frozenset[tuple[str, str]]], MetricSample] = {}
     for sample in _samples(lines):
-        if sample.name in KEPT and math.isfinite(sample.value):
+        if sample.name in wanted and math.isfinite(sample.value):
             replica = sample.labels.get("engine", "")
             labels = {key: value for key, value in sample.labels.items() if key not in _OWN_FIELDS}
             kept[sample.name, replica, frozenset(labels.items())] = MetricSample(
@@ -55,11 +64,17 @@ def _samples(lines: list[str]) -> list[Sample]:
     return [sample for family in families for sample in family.samples]
 
 
-def _refuse_foreign(names: set[str]) -> None:
+def _refuse_foreign(names: AbstractSet[str]) -> None:
     if OLD_RATE in names or (OLD_USAGE in names and PREFIX_CACHE_QUERIES not in names):
         raise PermanentIngestError(
             "the page is of vLLM's V0 engine or of 0.8, whose cache counters are not in tokens; "
             "run vLLM 0.11 or later"
         )
     if not any(name.startswith("vllm:") for name in names):
+        whose = next((FOREIGN[start] for start in FOREIGN for name in names if name.startswith(start)), None)
+        if whose is not None:
+            raise PermanentIngestError(
+                f"the page is that of {whose}, and only vLLM's is read; "
+                "name a vLLM server's page, or set collectors.prometheus.interval_seconds to 0"
+            )
         raise PermanentIngestError("the page has no metrics of vLLM; is the URL that of a vLLM server?")

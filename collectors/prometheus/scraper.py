@@ -11,7 +11,10 @@ from prometheus_client import Counter
 from collectors.prometheus.page import parse_page
 from collectors.prometheus.settings import PrometheusSettings
 from kvscope.errors import IngestError, KvscopeError, RetryableIngestError, UnreachableError
+from kvscope.model.telemetry import MetricSample
 from kvscope.pipeline.contracts import Batch, CollectorContext, Receipt
+
+_OFF_THE_LOOP_CHARS = 262_144  # a larger page is read in a thread: the loop also serves the gateway
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class _Target:
     samples: int = 0
     problem: str | None = "not read yet"
     receipt: Receipt | None = None
+    buckets_due: float = 0.0  # of the loop's clock
 
 
 class Scraper:
@@ -89,7 +93,7 @@ class Scraper:
             return "skipped"
         try:
             text, at = await self._read(target.url, session)
-            samples = parse_page(text, target.engine, at)
+            samples = await self._parse(text, target, at)
             target.receipt = await self._offer(Batch(samples=samples))
         except RetryableIngestError as error:
             target.problem = f"skipped: {error}"
@@ -103,6 +107,18 @@ class Scraper:
         target.problem = None
         target.samples = len(samples)
         return "ok"
+
+    async def _parse(self, text: str, target: _Target, at: float) -> list[MetricSample]:
+        """Return the page's samples; those of buckets, which are many, only now and then."""
+        every, now = self._settings.buckets_seconds, asyncio.get_running_loop().time()
+        buckets = every > 0 and now >= target.buckets_due
+        if len(text) > _OFF_THE_LOOP_CHARS:
+            samples = await asyncio.to_thread(parse_page, text, target.engine, at, buckets=buckets)
+        else:
+            samples = parse_page(text, target.engine, at, buckets=buckets)
+        if buckets:
+            target.buckets_due = now + every
+        return samples
 
     async def _read(self, url: str, session: aiohttp.ClientSession) -> tuple[str, float]:
         try:

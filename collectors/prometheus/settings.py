@@ -17,6 +17,11 @@ class PrometheusSettings(BaseModel):
     interval_seconds: float = Field(
         5.0, ge=0, description="Seconds between two reads of a page; 0 turns the scraper off."
     )
+    buckets_seconds: float = Field(
+        60.0,
+        ge=0,
+        description="Seconds between two reads that keep latency histograms' buckets; 0 keeps none.",
+    )
     timeout_seconds: float = Field(5.0, gt=0, description="Seconds that a page may take.")
     max_page_bytes: int = Field(
         8 * 1024 * 1024, gt=0, description="Bytes of a page; a larger one is refused."

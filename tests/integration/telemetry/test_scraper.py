@@ -199,3 +199,30 @@ async def test_stopping_does_not_wait_for_a_slow_page(engine: Engine) -> None:
         await engine.asked.wait()
         began = time.monotonic()
     assert time.monotonic() - began < 2
+
+
+def _with_buckets(sink: AnsweringSink) -> list[bool]:
+    return [any(one.name.endswith("_bucket") for one in batch.samples) for batch in sink.accepted]
+
+
+async def test_buckets_are_kept_at_their_own_interval(engine: Engine) -> None:
+    sink = AnsweringSink()
+    async with _running(sink, engine.url, interval_seconds=0.02, buckets_seconds=60.0):
+        await eventually(lambda: len(sink.accepted) >= 3)
+    assert _with_buckets(sink)[:3] == [True, False, False]
+    none = AnsweringSink()
+    async with _running(none, engine.url, interval_seconds=0.02, buckets_seconds=0):
+        await eventually(lambda: len(none.accepted) >= 2)
+    assert not any(_with_buckets(none))
+
+
+async def test_a_large_page_of_many_ranks_is_read_whole(engine: Engine) -> None:
+    filler = "".join(f'vllm:lora_requests_info{{n="{number}"}} 1.0\n' for number in range(10_000))
+    ranks = "".join(f'vllm:prompt_tokens_total{{engine="{rank}"}} {rank}.0\n' for rank in range(64))
+    engine.page = filler + ranks
+    sink = AnsweringSink()
+    async with _running(sink, engine.url, interval_seconds=60.0):
+        await eventually(lambda: len(sink.accepted) == 1)
+    assert {(one.replica, one.value) for one in sink.accepted[0].samples} == {
+        (str(rank), float(rank)) for rank in range(64)
+    }
