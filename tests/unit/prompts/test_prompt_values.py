@@ -127,7 +127,7 @@ def test_line_key_hash_is_stable_and_tells_lines_apart() -> None:
     "unit", ["a", "1", "a1-", "-", " ", "1.", "1:", "a@", "Nov ", "2026-", "ff:", "下午 ", "年", "a%40@"]
 )
 def test_hostile_text_takes_linear_time(unit: str) -> None:
-    """Four times the text must not take sixteen times the time; and a megabyte stays within seconds."""
+    """Four times the text must not take sixteen times the time."""
 
     def seconds(chars: int) -> float:
         text = unit * (chars // len(unit))
@@ -138,4 +138,3 @@ def test_hostile_text_takes_linear_time(unit: str) -> None:
 
     small, large = seconds(50_000), seconds(200_000)
     assert large < 10 * small + 0.05
-    assert large < 4.0
