@@ -27,6 +27,7 @@ _COMMANDS = {
     "requests": ("kvscope.cli.requests", "requests", "Show the newest request records."),
     "size": ("kvscope.cli.size", "size_command", "What a model's KV cache takes, and how many requests fit."),
     "suggest": ("kvscope.cli.suggest", "suggest", "Ranked suggestions, from the store or from log files."),
+    "tokens": ("kvscope.cli.tokens", "tokens", "Token counts of a text, side by side."),
 }
 
 

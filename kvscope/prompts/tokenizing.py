@@ -98,6 +98,11 @@ class LocalTokenizer:
         self._tool_template = tool_template or template
         self._cache = _TokenCache()
 
+    @property
+    def has_template(self) -> bool:
+        """Whether chat bodies can be rendered."""
+        return self._template is not None
+
     def render(self, body: Mapping[str, Any]) -> str:
         """Return the prompt text of a chat body; raises ``UsageError``."""
         template = self._tool_template if body.get("tools") else self._template

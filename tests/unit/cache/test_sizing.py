@@ -195,7 +195,8 @@ def test_vllm_reports_the_same(case: Any) -> None:
     )
     assert sizing.num_blocks == reported["num_gpu_blocks"]
     assert sizing.kv_cache_size_tokens == reported["kv_cache_size_tokens"]
-    assert sizing.block_size == reported["block_size"]
+    if sizing.bytes_per_token:  # without attention, vLLM counts a state as one block of any length
+        assert sizing.block_size == reported["block_size"]
 
 
 def test_every_preset_is_read() -> None:

@@ -1,0 +1,176 @@
+"""Tokenizers that count: a Hugging Face folder, a tiktoken file, or a server that is asked."""
+
+import base64
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvscope.errors import UsageError
+from kvscope.prompts.tokenizing import LocalTokenizer, ServerTokenizer, load_tokenizer
+
+# encodings whose rules tiktoken has, and whose tokens a .tiktoken file brings
+_TIKTOKEN_NAMES = ("cl100k_base", "o200k_base", "p50k_base", "p50k_edit", "r50k_base")
+
+
+class TokenCounter(Protocol):
+    """Counts the tokens of texts and of whole prompts."""
+
+    @property
+    def name(self) -> str:
+        """Return what to call it."""
+        ...
+
+    def count(self, text: str) -> int:
+        """Return the tokens of ``text`` alone, without any that mark its begin or end."""
+        ...
+
+    def count_prompt(self, api: str, body: Mapping[str, Any]) -> int | None:
+        """Return the tokens of the whole prompt as the engine counts; None where no chat template tells."""
+        ...
+
+
+class FileCounter:
+    """Counts with a model's own ``tokenizer.json`` and chat template."""
+
+    def __init__(self, name: str, tokenizer: LocalTokenizer) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+
+    def count(self, text: str) -> int:
+        """Return the tokens of ``text`` alone."""
+        return len(self._tokenizer.encode_text(text, add_special_tokens=False))
+
+    def count_prompt(self, api: str, body: Mapping[str, Any]) -> int | None:
+        """Return the tokens of the prompt as vLLM renders it; None for a chat without a template."""
+        if api == "chat" and not self._tokenizer.has_template:
+            return None
+        return len(self._tokenizer.encode(api, body))
+
+
+class ServerCounter:
+    """Asks a vLLM server's ``/tokenize``."""
+
+    def __init__(self, name: str, tokenizer: ServerTokenizer) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+
+    def count(self, text: str) -> int:
+        """Return the tokens of ``text`` alone."""
+        if not text:
+            return 0
+        return len(self._tokenizer.encode("completion", {"prompt": text, "add_special_tokens": False}))
+
+    def count_prompt(self, api: str, body: Mapping[str, Any]) -> int | None:
+        """Return the tokens of the prompt as that server counts."""
+        return len(self._tokenizer.encode(api, {key: value for key, value in body.items() if key != "model"}))
+
+
+class TransformersCounter:
+    """Counts with transformers, for tokenizers in files that it alone can read."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+
+    def count(self, text: str) -> int:
+        """Return the tokens of ``text`` alone."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def count_prompt(self, api: str, body: Mapping[str, Any]) -> int | None:
+        """Return the tokens of a completion prompt; None for chats, which need a ``tokenizer.json`` here."""
+        prompt = body.get("prompt")
+        return (
+            len(self._tokenizer.encode(prompt)) if api == "completion" and isinstance(prompt, str) else None
+        )
+
+
+class TiktokenCounter:
+    """Counts with tiktoken, which knows texts and no chat templates."""
+
+    def __init__(self, name: str, encoding: Any) -> None:
+        self.name = name
+        self._encoding = encoding
+
+    def count(self, text: str) -> int:
+        """Return the tokens of ``text`` alone; special tokens in it count as the text that they are."""
+        return len(self._encoding.encode_ordinary(text))
+
+    def count_prompt(self, api: str, body: Mapping[str, Any]) -> int | None:
+        """Return the tokens of one completion prompt that is a text; None for anything else."""
+        prompt = body.get("prompt")
+        return self.count(prompt) if api == "completion" and isinstance(prompt, str) else None
+
+
+def load_counter(given: str) -> TokenCounter:
+    """Return the tokenizer that ``given`` names: a path, a server's URL, or ``NAME=`` before one of them.
+
+    NAME is what to call it; for a .tiktoken file it must be the encoding's. Raises ``UsageError``.
+    """
+    name, _, rest = given.partition("=")
+    labelled = bool(rest) and not given.startswith(("http://", "https://")) and not Path(given).exists()
+    where = rest if labelled else given
+    if where.startswith(("http://", "https://")):
+        return ServerCounter(
+            name if labelled else where.partition("://")[2].rstrip("/"), ServerTokenizer(where)
+        )
+    path = Path(where)
+    if path.suffix == ".tiktoken":
+        return _tiktoken(path, name if labelled else path.stem)
+    folder = path.parent if path.is_file() and path.name == "tokenizer.json" else path
+    return _files(path, name if labelled else folder.resolve().name.removesuffix(".json"))
+
+
+def _files(path: Path, name: str) -> TokenCounter:
+    """Return the tokenizer of ``tokenizer.json``; what else a folder may hold transformers reads."""
+    if not path.is_dir() or (path / "tokenizer.json").is_file():
+        return FileCounter(name, load_tokenizer(path))
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UsageError(
+            f"{path} has no tokenizer.json; other files need transformers: pip install transformers"
+        ) from error
+    try:
+        return TransformersCounter(name, AutoTokenizer.from_pretrained(str(path), local_files_only=True))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{path} has no tokenizer.json, and transformers finds none in it: {reason}"
+        ) from error
+
+
+def _tiktoken(path: Path, name: str) -> TiktokenCounter:
+    """Return tiktoken's encoding ``name`` with the tokens of ``path``; nothing is downloaded."""
+    try:
+        import tiktoken
+        import tiktoken_ext.openai_public as public
+    except ImportError as error:
+        raise UsageError(f"{path} needs tiktoken: pip install tiktoken") from error
+    if name not in _TIKTOKEN_NAMES:
+        known = ", ".join(_TIKTOKEN_NAMES)
+        raise UsageError(f"{path} does not say how it splits text: write NAME={path}, NAME one of {known}")
+    ranks = _ranks(path)
+    # tiktoken's own constructor fetches the tokens from the net: the same function, with those of the file
+    built = public.ENCODING_CONSTRUCTORS[name]
+    scope = {**built.__globals__, "load_tiktoken_bpe": lambda *_given, **_checks: ranks}
+    parts = types.FunctionType(built.__code__, scope)()
+    parts.pop("explicit_n_vocab", None)  # of the published tokens, not necessarily of these
+    return TiktokenCounter(name, tiktoken.Encoding(**parts))
+
+
+def _ranks(path: Path) -> dict[bytes, int]:
+    """Return the tokens of a .tiktoken file: a line each, base64 and rank.
+
+    Read here and not by tiktoken, which keeps a copy of what it once read under the same path.
+    """
+    try:
+        pairs = (line.split() for line in path.read_bytes().splitlines() if line.strip())
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+    except OSError as error:
+        raise UsageError(f"no tokenizer at {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not a .tiktoken file: {error}") from error
+    if len(set(ranks.values())) < len(ranks) or any(bytes([value]) not in ranks for value in range(256)):
+        raise UsageError(f"{path} is not a whole .tiktoken file: ranks repeat, or single bytes are missing")
+    return ranks
