@@ -2,18 +2,20 @@
 
 import dataclasses
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvscope.clock import iso, system_clock
-from kvscope.config.load import data_directory, default_db
 from kvscope.errors import UsageError
-from kvscope.store.database import Store, open_store
+
+if TYPE_CHECKING:  # the store and the settings are loaded by the commands that use them
+    from kvscope.store.database import Store
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -53,6 +55,8 @@ def ago(age: str, option: str) -> float:
 
 def store_url(db: str | None) -> str:
     """Return ``db`` or the default store's URL; raises ``UsageError`` while there is no default store."""
+    from kvscope.config.load import data_directory, default_db
+
     url = db or default_db()
     if url.startswith(f"sqlite:///{data_directory()}") and not data_directory().exists():
         raise UsageError("there is no store yet: start `kvscope agent`, or name one with --db URL")
@@ -60,8 +64,10 @@ def store_url(db: str | None) -> str:
 
 
 @contextmanager
-def opened(db: str | None) -> Iterator[Store]:
+def opened(db: str | None) -> "Iterator[Store]":
     """Open the store for one command and close it after."""
+    from kvscope.store.database import open_store
+
     store = open_store(store_url(db))
     try:
         yield store
@@ -81,6 +87,8 @@ def as_json_value(value: Any) -> Any:
             else as_json_value(item)
             for key, item in value.items()
         }
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no NaN
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, Iterable):
@@ -90,7 +98,8 @@ def as_json_value(value: Any) -> Any:
 
 def emit_json(value: Any) -> None:
     """Print one JSON document."""
-    click.echo(json.dumps(as_json_value(value), indent=2, ensure_ascii=False))
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    click.echo(json.dumps(as_json_value(value), indent=2, ensure_ascii=not unicode))
 
 
 def emit_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
@@ -106,8 +115,9 @@ def emit_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     if not table.row_count:
         click.echo(empty)
         return
-    # a pipe has no width of its own: wide enough that nothing is cut
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    # a pipe has no width of its own: wide enough that nothing is cut; names come from clients, not from us
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
 
 
 def show(value: Any) -> str:
@@ -120,7 +130,7 @@ def show(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.4g}"
-    return str(value)
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in str(value))
 
 
 def percent(value: float | None) -> str:

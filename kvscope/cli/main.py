@@ -1,6 +1,7 @@
 """The entry point: finds the command, runs it, turns errors into one line and an exit code."""
 
 import importlib
+import io
 import logging
 import sys
 from typing import Any
@@ -68,6 +69,9 @@ def cli(verbose: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; exit codes: 0 done, 1 check fails, 2 wrong input, 3 unreachable."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale may have no dash and no umlaut
+            stream.reconfigure(errors="replace")
     try:
         code = cli.main(arguments, standalone_mode=False)
     except click.exceptions.Abort:

@@ -15,12 +15,12 @@ from kvscope.store import migrate
 RUN = "from kvscope.cli.main import main; main()"
 
 
-def kvscope(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def kvscope(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("KVSCOPE_")}
     return subprocess.run(
         [sys.executable, "-c", RUN, *arguments],
         capture_output=True, text=True, check=False, timeout=60, cwd=folder,
-        env=environment | {"XDG_DATA_HOME": str(folder / "data")},
+        env=environment | {"XDG_DATA_HOME": str(folder / "data")} | more,
     )  # fmt: skip
 
 
@@ -157,3 +157,24 @@ def test_an_intent_that_no_agent_hears(tmp_path: Path, db: str) -> None:
     done = kvscope(tmp_path, "experiment", "start", "mine", "--db", db, "--wait", "0.3")
     assert done.returncode == 3
     assert "is `kvscope agent` running on this store?" in one_line(done.stderr)
+
+
+def test_names_from_clients_are_text_in_any_locale(tmp_path: Path, db: str) -> None:
+    from kvscope.model.request import RequestPart, Source
+    from kvscope.pipeline.contracts import Batch
+    from kvscope.store.database import open_store
+
+    values = {
+        "route": "[/bold]ü", "tenant": "[link]", "arrived_at": 1_795_966_295.5,
+        "prompt_tokens": 9, "cached_tokens": 4,
+    }  # fmt: skip
+    store = open_store(db)
+    store.batches.write([Batch(parts=[RequestPart(request_id="[/]", source=Source.GATEWAY, values=values)])])
+    store.close()
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    for command in (("requests",), ("hits",), ("hits", "--by", "tenant")):
+        done = kvscope(tmp_path, *command, "--db", db, **ascii_only)
+        assert done.returncode == 0, done.stderr
+        assert "[/" in done.stdout or "[link]" in done.stdout
+    told = json.loads(kvscope(tmp_path, "requests", "--db", db, "--json", **ascii_only).stdout)
+    assert (told[0]["request_id"], told[0]["route"]) == ("[/]", "[/bold]ü")

@@ -32,6 +32,14 @@ def test_a_record_becomes_json_with_iso_times() -> None:
     assert value["cached_tokens"] is None
 
 
+def test_numbers_that_json_has_not_are_null() -> None:
+    assert as_json_value({"a": float("nan"), "b": [float("inf"), 1.5]}) == {"a": None, "b": [None, 1.5]}
+
+
+def test_cells_hold_no_control_characters() -> None:
+    assert show("a\x1b[31mb\x00") == "a\ufffd[31mb\ufffd"
+
+
 def test_cells_show_the_unknown_as_a_dash() -> None:
     assert [show(None), show(0), show(12345), show(True)] == ["–", "0", "12,345", "yes"]
     assert [percent(None), percent(0.359)] == ["–", "35.9%"]
