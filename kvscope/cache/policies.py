@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from typing_extensions import override
 
-from kvscope.cache.curve import NEVER, stack_distances
+from kvscope.cache.curve import lru_hits
 from kvscope.cache.traces import BlockTrace, Ints
 from kvscope.errors import UsageError
 
@@ -116,16 +116,8 @@ def hit_blocks(trace: BlockTrace, policy: str, num_blocks: int | None) -> Ints:
             f"has only {num_blocks}; name more blocks"
         )
     if num_blocks is None or policy == "infinite":
-        return _lru(trace, max(trace.distinct, 1) + 1)
+        return lru_hits(trace, trace.distinct)
     return POLICIES[policy].hits(trace, num_blocks)
-
-
-def _lru(trace: BlockTrace, num_blocks: int) -> Ints:
-    distances = stack_distances(trace)
-    found = (distances != NEVER) & (distances <= num_blocks) & trace.looked_up()
-    total = np.concatenate([[0], np.cumsum(found)])
-    per_request: Ints = total[trace.starts[1:]] - total[trace.starts[:-1]]
-    return per_request
 
 
 def _simulated(make: Callable[[BlockTrace, int], Policy]) -> Callable[[BlockTrace, int], Ints]:
@@ -159,12 +151,12 @@ def _next_places(trace: BlockTrace) -> list[int]:
 
 
 POLICIES = {
-    "lru": PolicyInfo(_lru, "least recently used first, as vLLM"),
+    "lru": PolicyInfo(lru_hits, "least recently used first, as vLLM"),
     "lfu": PolicyInfo(_simulated(lambda _, blocks: Lfu(blocks)), "least often used first"),
     "fifo": PolicyInfo(_simulated(lambda _, blocks: Fifo(blocks)), "oldest first"),
     "optimal": PolicyInfo(
         _simulated(lambda trace, blocks: Optimal(blocks, _next_places(trace))),
         "used again last first (Belady): a ceiling",
     ),
-    "infinite": PolicyInfo(_lru, "nothing is given up: the other ceiling"),
+    "infinite": PolicyInfo(lru_hits, "nothing is given up: the other ceiling"),
 }
