@@ -20,16 +20,17 @@ class Family:
 
 
 _PLAIN = (
-    "apertus", "arcee", "baichuan", "bloom", "chatglm", "cohere", "dbrx", "deepseek", "ernie4_5",
-    "ernie4_5_moe", "exaone", "falcon", "gemma", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode",
-    "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense",
-    "hunyuan_v1_moe", "internlm2", "internlm3", "llama", "minimax_m2", "mpt", "nemotron", "olmo", "olmo2",
-    "olmoe", "opt", "orion", "persimmon", "phi", "seed_oss", "smollm3", "solar", "stablelm", "xverse",
+    "apertus", "arcee", "baichuan", "bailing_moe", "bloom", "chatglm", "cohere", "dbrx", "deepseek",
+    "ernie4_5", "ernie4_5_moe", "exaone", "falcon", "gemma", "glm", "glm4", "glm4_moe", "glm4v_moe_text",
+    "glm4v_text", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite", "granitemoe", "granitemoeshared",
+    "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm2", "internlm3", "llama", "minimax_m2", "mpt",
+    "nemotron", "olmo", "olmo2", "olmoe", "opt", "orion", "persimmon", "phi", "seed_oss", "smollm3",
+    "solar", "stablelm", "xverse",
 )  # fmt: skip
 _WINDOWED = ("ministral", "ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2")
 _UPPER_WINDOWED = (
     "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3",
-    "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text",
+    "qwen3_moe", "qwen3_omni_moe_text", "qwen3_vl_text", "qwen3_vl_moe_text",
 )  # fmt: skip
 _LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "kimi_k2", "pangu_ultra_moe")
 

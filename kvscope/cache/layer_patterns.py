@@ -27,7 +27,11 @@ def layer_kinds(keys: Keys, count: int, family: Pattern) -> list[str]:
     """
     kinds = _listed(keys, count) or family(keys, count)
     shared = keys.whole_or_none("num_kv_shared_layers") if keys.get("num_kv_shared_layers") else None
-    return kinds[: count - shared] + [NONE] * shared if shared else kinds
+    if shared is None:
+        return kinds
+    if shared > count:
+        raise keys.bad("num_kv_shared_layers", f"up to {count}")
+    return kinds[: count - shared] + [NONE] * shared
 
 
 def _listed(keys: Keys, count: int) -> list[str] | None:
@@ -61,6 +65,8 @@ def upper_windowed(keys: Keys, count: int) -> list[str]:
     if not (keys.get("use_sliding_window") and keys.get("sliding_window")):
         return [FULL] * count
     first = keys.get("max_window_layers") or 0
+    if type(first) is not int:
+        raise keys.bad("max_window_layers", "a number of layers")
     return [SLIDING if layer >= first else FULL for layer in range(count)]
 
 

@@ -13,6 +13,7 @@ from kvscope.errors import UsageError
 # where multimodal models keep their language model's keys
 _NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_MOST_LAYERS = 10_000
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
@@ -30,8 +31,12 @@ def read_shape(config: Mapping[str, Any], *, name: str, read_as: str | None = No
     family = FAMILIES[model_type]
     keys = Keys(values=values | {"model_type": model_type}, name=name, defaults=family.defaults)
     count = keys.whole(*_LAYERS)
+    if count > _MOST_LAYERS:
+        raise UsageError(
+            f"{name}: {count:,} layers are more than any model has; up to {_MOST_LAYERS:,} are read"
+        )
     kinds = layer_kinds(keys, count, family.pattern)
-    dtype, cache_dtype, more = _dtypes(values, config)
+    dtype, cache_dtype, more = _dtypes(values, config, name)
     attends = any(kind not in {rule.STATE, rule.NONE} for kind in kinds)
     notes += more + tuple(
         f"{key} is not in {name}: {value}, as in the model's configuration class"
@@ -151,16 +156,18 @@ def _head_dim(keys: Keys, heads: int) -> int:
     return hidden // heads
 
 
-def _dtypes(values: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[KvDtype, KvDtype, tuple[str, ...]]:
+def _dtypes(
+    values: Mapping[str, Any], config: Mapping[str, Any], name: str
+) -> tuple[KvDtype, KvDtype, tuple[str, ...]]:
     """Return the model's data type, the cache's, and what is to be said about them."""
     names = [part.get(key) for part in (values, config) for key in ("dtype", "torch_dtype")]
-    named = next((name for name in names if isinstance(name, str)), None)
+    named = next((found for found in names if isinstance(found, str)), None)
     notes: tuple[str, ...] = ()
     if named is None:
         notes = ("the file names no dtype: bfloat16 is taken",)
     elif named == "float32":
         notes = ("the file says float32, as counted here; vLLM's `--dtype auto` would take 16 bits",)
-    dtype = kv_dtype(named or "bfloat16")
+    dtype = kv_dtype(named or "bfloat16", where=f"{name}: dtype")
     quantised = _quantised(values) or _quantised(config)
     if quantised is None:
         return dtype, dtype, notes

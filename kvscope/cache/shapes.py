@@ -51,13 +51,16 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def kv_dtype(name: str) -> KvDtype:
-    """Return the data type of that name (``torch.`` before it is fine); raises ``UsageError`` naming all."""
+def kv_dtype(name: str, *, where: str = "data type") -> KvDtype:
+    """Return the data type of that name (``torch.`` before it is fine).
+
+    Raises ``UsageError`` that begins with ``where`` and names all there are.
+    """
     plain = name.lower().removeprefix("torch.")
     plain = _ALIASES.get(plain, plain)
     if plain not in _DTYPES:
         allowed = ", ".join([*_DTYPES, *sorted(_ALIASES)])
-        raise UsageError(f"data type {name!r} is not known; allowed: {allowed}")
+        raise UsageError(f"{where} {name!r} is not known; allowed: {allowed}")
     return _DTYPES[plain]
 
 

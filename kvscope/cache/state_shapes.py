@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from kvscope.cache.config_keys import Keys
-from kvscope.cache.shapes import State
+from kvscope.cache.shapes import State, kv_dtype
 
 StateOf = Callable[[Keys], State]
 
@@ -72,7 +72,8 @@ def linear_attention(keys: Keys) -> State:
 
 def _state_dtype(keys: Keys) -> str | None:
     """Return the data type that the file itself asks for, as vLLM 0.32 follows it; None: the model's."""
-    named = keys.get("mamba_ssm_cache_dtype") or keys.get("mamba_ssm_dtype")
-    if isinstance(named, str) and named != "auto":
-        return named
+    for key in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"):
+        named = keys.get(key)
+        if isinstance(named, str) and named != "auto":
+            return kv_dtype(named, where=f"{keys.name}: {key}").name
     return "float32" if keys.get("model_type") == "nemotron_h" else None

@@ -1,12 +1,15 @@
 """Laws of cache sizes: more tokens never cost less, heads that divide are shared exactly."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope.cache.model_config import read_shape
 from kvscope.cache.model_files import presets
 from kvscope.cache.shapes import KvDtype, ModelShape, kv_dtype
-from kvscope.cache.sizing import SizeOptions, size
+from kvscope.cache.sizing import SizeOptions, Sizing, size
+from kvscope.errors import UsageError
 
 SHAPES = {name: read_shape(entry["config"], name=name) for name, entry in presets().items()}
 shapes = st.sampled_from(sorted(SHAPES)).map(SHAPES.__getitem__)
@@ -63,3 +66,23 @@ def test_what_fits_fits(shape: ModelShape, tokens: int, block_size: int, memory:
     assert taken <= sizing.num_blocks < taken + sizing.blocks_per_request
     assert sizing.num_blocks * sizing.block_bytes <= memory
     assert sizing.blocks_per_request * sizing.block_bytes >= sizing.bytes
+
+
+KEYS = sorted(
+    {key for entry in presets().values() for key in entry["config"]} | {"text_config", "layer_types"}
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(SHAPES)), st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
+def test_any_config_has_a_size_or_one_line_of_why_not(name: str, changes: dict[str, Any]) -> None:
+    found: Sizing | str
+    try:
+        found = size(read_shape(presets()[name]["config"] | changes, name=name), SizeOptions(tokens=100))
+    except UsageError as error:
+        found = str(error)
+    assert found.bytes >= 0 if isinstance(found, Sizing) else found.count("\n") == 0

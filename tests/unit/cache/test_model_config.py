@@ -180,6 +180,12 @@ def test_read_as_another_type() -> None:
         ("nemotron_h", {}, "config.json has no key 'hybrid_override_pattern'"),
         ("nemotron_h", {"hybrid_override_pattern": "M-X*M-"}, "is 'M-X*M-'; allowed: 6 letters of M * - E"),
         ("minimax", {}, "key 'attn_type_list' is None"),
+        ("llama", {"torch_dtype": "fp7"}, "config.json: dtype 'fp7' is not known"),
+        ("llama", {"num_hidden_layers": 10**9}, "1,000,000,000 layers are more than any model has"),
+        ("gemma3n_text", {"sliding_window": 8, "num_kv_shared_layers": 7}, "key 'num_kv_shared_layers' is 7"),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": "x"},
+         "key 'max_window_layers' is 'x'"),
+        ("bamba", {**MAMBA2, "mamba_ssm_dtype": "fp7"}, "config.json: mamba_ssm_dtype 'fp7' is not known"),
         ("gemma2", {"sliding_window": 512, "sliding_window_pattern": 0}, "'sliding_window_pattern' must be"),
     ],
 )  # fmt: skip
