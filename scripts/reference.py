@@ -1,6 +1,8 @@
-"""Writes docs/reference from the code: settings and commands. With --check, says when it is stale."""
+"""Writes docs/reference from the code: settings, commands, metrics. With --check, says when it is stale."""
 
+import asyncio
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,10 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
+from collectors.prometheus.families import FAMILIES
+from kvscope.agent.app import Agent
 from kvscope.cli.main import cli
-from kvscope.config.load import collector_factories, settings_class
+from kvscope.config.load import collector_factories, load_settings, settings_class
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 NOTE = "<!-- written by scripts/reference.py; do not edit -->\n"
@@ -73,10 +77,52 @@ def _help(command: click.Command, context: click.Context, level: str) -> Iterato
                 yield from _help(child, click.Context(child, info_name=name, parent=context), level + "#")
 
 
+def metrics_page() -> str:
+    """Return the page of kvscope's own metrics, and of those that it reads of an engine."""
+    lines = [
+        NOTE,
+        "# Metrics",
+        "",
+        "## kvscope's own",
+        "",
+        "Served at `/metrics` of the admin port (`admin.port`) in Prometheus' text format.",
+        "A counter's samples end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`.",
+        "",
+        "| name | type | labels | meaning |",
+        "| --- | --- | --- | --- |",
+        *sorted(_own_metrics()),
+        "",
+        "## What is read of an engine's page",
+        "",
+        "vLLM 0.11 to 0.33; values stay apart by server and by the `engine` label, the data-parallel rank.",
+        "Buckets are kept every `collectors.prometheus.buckets_seconds`, all else every `interval_seconds`.",
+        "Pages of the V0 engine and of 0.8 are refused: their cache counters are not in tokens.",
+        "",
+        "| name | type | versions |",
+        "| --- | --- | --- |",
+        *(f"| `vllm:{family.name}` | {family.kind} | {family.versions} |" for family in FAMILIES),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _own_metrics() -> Iterator[str]:
+    factories = collector_factories()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = load_settings(None, {"db": f"sqlite:///{folder}/kvscope.db"}, factories.values(), {})
+        agent = Agent(settings, factories)
+        for metric in agent.registry._collector_to_names:  # noqa: SLF001 - labels are told nowhere else
+            one: Any = metric
+            labels = ", ".join(f"`{label}`" for label in one._labelnames)  # noqa: SLF001 - as above
+            family = next(iter(one.describe()))
+            yield f"| `{family.name}` | {family.type} | {labels} | {family.documentation} |"
+        asyncio.run(agent.stop())
+
+
 def main() -> int:
     """Write the pages, or compare them; the exit code is 1 when one is stale."""
     stale = []
-    for name, text in (("settings.md", settings_page()), ("commands.md", commands_page())):
+    pages = {"settings.md": settings_page(), "commands.md": commands_page(), "metrics.md": metrics_page()}
+    for name, text in pages.items():
         path = FOLDER / name
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue

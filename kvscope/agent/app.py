@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from kvscope.agent.admin import admin_app
 from kvscope.agent.advising import tokenizer_of
 from kvscope.agent.caches import CacheConfigs
+from kvscope.agent.export import Exporter
 from kvscope.agent.loops import Advisor, Loop
 from kvscope.agent.retention import Pruner
 from kvscope.analysis.live import Analyser
@@ -54,6 +55,8 @@ class Agent:
         )
         self._writer.subscribe(self._caches.on_committed)
         self._writer.subscribe(self._analyser.on_committed)
+        self._exporter = Exporter(settings.export, clock=clock, registry=self._registry)
+        self._writer.subscribe(self._exporter.on_committed)
         policy = LivePolicy()
         self._controller = Controller(
             experiments=self._store.experiments,
@@ -97,12 +100,18 @@ class Agent:
         if keep.days:
             self._loops.append(Loop("retention", self._pruner.prune, keep.interval_seconds, failures))
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The metrics of all parts, as ``/metrics`` serves them."""
+        return self._registry
+
     async def _step(self) -> None:
         await asyncio.to_thread(self._controller.step)
 
     def health(self) -> dict[str, tuple[bool, str]]:
         """Return the state of each part in one line."""
         parts = {name: collector.health() for name, collector in self._collectors.items()}
+        parts["export"] = self._exporter.health()
         return parts | {loop.name: loop.health() for loop in self._loops}
 
     async def start(self) -> None:
@@ -114,6 +123,9 @@ class Agent:
             raise
 
     async def _start(self) -> None:
+        # first, so that it stops last and hears all that is written
+        self._exporter.start()
+        self._stops.append(("export", self._stop_exporter))
         self._writer.start()
         self._stops.append(("writer", self._stop_writer))
         self._analyser.start()
@@ -153,6 +165,9 @@ class Agent:
         left = await asyncio.to_thread(self._writer.stop)
         if left:
             _LOG.error("%d items could not be written before the end", left)
+
+    async def _stop_exporter(self) -> None:
+        await asyncio.to_thread(self._exporter.stop)
 
     async def _stop_analyser(self) -> None:
         # the last requests' own parts are committed first, so that their misses are explained too

@@ -43,6 +43,29 @@ class RetentionSettings(_Part):
     interval_seconds: float = Field(3600.0, gt=0, description="Seconds between two removals of what is old.")
 
 
+class ExportSettings(_Part):
+    """Where finished requests are sent as OTLP spans with the names of the GenAI conventions."""
+
+    endpoint: str | None = Field(
+        None,
+        description="OTLP endpoint, such as http://collector:4317 (gRPC) or http://collector:4318 (HTTP); "
+        "none: nothing is sent. Headers come from OTEL_EXPORTER_OTLP_HEADERS.",
+    )
+    wait_seconds: float = Field(
+        10.0, ge=0, description="Seconds after its latest part that a request's further parts are waited for."
+    )
+    open_requests: int = Field(20_000, gt=0, description="Requests whose further parts are waited for.")
+    queue_spans: int = Field(10_000, gt=0, description="Spans that may wait to be sent; the oldest go first.")
+    timeout_seconds: float = Field(5.0, gt=0, description="Seconds that one call may take.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} is not a URL such as http://127.0.0.1:4317")
+        return value
+
+
 class AgentSettings(_Part):
     """Everything that `kvscope agent` can be told, but for the collectors' own sections."""
 
@@ -58,6 +81,7 @@ class AgentSettings(_Part):
     analyser: AnalyserSettings = Field(AnalyserSettings(), description="Live analysis of misses.")
     advisor: AdvisorSettings = Field(AdvisorSettings(), description="Suggestions and latency models.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Experiments.")
+    export: ExportSettings = Field(ExportSettings(), description="Finished requests to other telemetry.")
     retention: RetentionSettings = Field(RetentionSettings(), description="How long data is kept.")
 
     @field_validator("upstreams", mode="before")

@@ -25,6 +25,7 @@ def test_the_pages_are_fresh(reference: ModuleType) -> None:
     for name, text in (
         ("settings.md", reference.settings_page()),
         ("commands.md", reference.commands_page()),
+        ("metrics.md", reference.metrics_page()),
     ):
         path = ROOT / "docs" / "reference" / name
         assert path.read_text(encoding="utf-8") == text, f"{name} is stale: run `python scripts/reference.py`"
@@ -52,3 +53,18 @@ def test_the_readme_names_every_command(reference: ModuleType) -> None:
     ):
         assert f"kvscope {name}" in readme
     assert "`kvscope predict`" in reference.commands_page()
+
+
+def test_the_metrics_of_every_part_are_told(reference: ModuleType) -> None:
+    page = reference.metrics_page()
+    for name in (
+        "kvscope_commit_seconds",
+        "kvscope_gateway_requests",
+        "kvscope_otlp_spans",
+        "kvscope_scrapes",
+        "kvscope_kv_events",
+        "kvscope_analysed_requests",
+        "kvscope_export_spans",
+        "vllm:prompt_tokens_cached_by_source",
+    ):
+        assert f"| `{name}` |" in page
