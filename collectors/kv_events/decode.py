@@ -15,6 +15,7 @@ import msgspec
 from kvscope.errors import PermanentIngestError
 from kvscope.model.telemetry import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent
 
+_INT, _HASH = {int}, {int, bytes}  # types as they are: a bool is no int
 END_OF_REPLAY = b"\xff" * 8
 _SEQUENCE_BYTES = 8
 
@@ -115,7 +116,7 @@ def _stored(fields: Mapping[str, Any]) -> BlockStored | None:
     tokens, block_size = fields.get("token_ids"), fields.get("block_size")
     if hashes is None or not (parent is None or _is_hash(parent)):
         return None
-    if not (isinstance(tokens, list) and all(map(_is_int, tokens))):
+    if not (isinstance(tokens, list) and set(map(type, tokens)) <= _INT):
         return None
     if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size <= 0:
         return None
@@ -157,11 +158,11 @@ _BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], CacheEvent | None]] = {
 
 def _hashes(fields: Mapping[str, Any]) -> tuple[int | bytes, ...] | None:
     hashes = fields.get("block_hashes")
-    return tuple(hashes) if isinstance(hashes, list) and all(map(_is_hash, hashes)) else None
+    return tuple(hashes) if isinstance(hashes, list) and set(map(type, hashes)) <= _HASH else None
 
 
 def _is_hash(value: Any) -> bool:
-    return type(value) is int or type(value) is bytes
+    return type(value) in _HASH
 
 
 def _is_int(value: Any) -> bool:

@@ -125,11 +125,12 @@ class BlockIndex:
         if root is None or len(event.token_ids) < len(event.block_hashes) * event.block_size:
             self.unknown_blocks += len(event.block_hashes)
             return
+        by_hash, replica, at = self._by_hash, batch.replica, batch.at
         for block_hash, chain_id in zip(event.block_hashes, _chain(event, root), strict=False):
-            key = (batch.replica, block_hash)
-            copies = self._by_hash.get(key, (chain_id, 0))[1]
-            self._by_hash[key] = (chain_id, copies + 1)
-            self._add(chain_id, batch.at)
+            key = (replica, block_hash)
+            known = by_hash.get(key)
+            by_hash[key] = (chain_id, 1 if known is None else known[1] + 1)
+            self._add(chain_id, at)
 
     def _root(self, replica: str, event: BlockStored) -> int | None:
         """Return the chain id under which the event's blocks hang, or None where their parent is unknown."""
@@ -203,6 +204,8 @@ def _counts(event: BlockStored | BlockRemoved) -> bool:
 
 def _chain(event: BlockStored, root: int) -> Sequence[int]:
     """Return the chain ids of the event's blocks; further keys (an image) give a block another id."""
+    if not event.extra_keys:
+        return block_chain(event.token_ids, event.block_size, root)
     keys = [_further_keys(event, at) for at in range(len(event.block_hashes))]
     if not any(keys):
         return block_chain(event.token_ids, event.block_size, root)
