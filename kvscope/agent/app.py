@@ -14,7 +14,7 @@ from kvscope.agent.advising import tokenizer_of
 from kvscope.agent.caches import CacheConfigs
 from kvscope.agent.export import Exporter
 from kvscope.agent.loops import Advisor, Loop
-from kvscope.agent.retention import Pruner
+from kvscope.agent.upkeep import Upkeep
 from kvscope.analysis.live import Analyser
 from kvscope.clock import Clock, system_clock
 from kvscope.config.settings import AgentSettings
@@ -26,6 +26,7 @@ from kvscope.pipeline.writer import Writer
 from kvscope.store.database import open_store
 
 _LOG = logging.getLogger(__name__)
+_ROLL_UP_SECONDS = 15.0
 
 
 class Agent:
@@ -96,9 +97,10 @@ class Agent:
                 Loop("advisor", self._advisor.look, settings.advisor.interval_seconds, failures)
             )
         keep = settings.retention
-        self._pruner = Pruner(self._store.retention, days=keep.days, clock=clock)
+        self._upkeep = Upkeep(self._store, keep_days=keep.days, clock=clock)
+        self._loops.append(Loop("rollups", self._upkeep.roll_up, _ROLL_UP_SECONDS, failures))
         if keep.days:
-            self._loops.append(Loop("retention", self._pruner.prune, keep.interval_seconds, failures))
+            self._loops.append(Loop("retention", self._upkeep.prune, keep.interval_seconds, failures))
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -111,6 +113,7 @@ class Agent:
     def health(self) -> dict[str, tuple[bool, str]]:
         """Return the state of each part in one line."""
         parts = {name: collector.health() for name, collector in self._collectors.items()}
+        parts["writer"] = self._writer.health()
         parts["export"] = self._exporter.health()
         return parts | {loop.name: loop.health() for loop in self._loops}
 
@@ -158,7 +161,7 @@ class Agent:
             except Exception:  # noqa: BLE001 - the supervisor: one part's fault stops no other from stopping
                 _LOG.exception("%s did not stop cleanly", name)
         self._advisor.close()
-        await asyncio.to_thread(self._pruner.close)
+        await asyncio.to_thread(self._upkeep.close)
         self._store.close()
 
     async def _stop_writer(self) -> None:
@@ -170,8 +173,10 @@ class Agent:
         await asyncio.to_thread(self._exporter.stop)
 
     async def _stop_analyser(self) -> None:
-        # the last requests' own parts are committed first, so that their misses are explained too
-        await asyncio.to_thread(self._writer.flush, timeout_seconds=self._settings.writer.drain_seconds)
+        # the last requests' own parts are committed first, so that their misses are explained too; while
+        # the store fails there is only the writer's own wait, not one after the other
+        if self._writer.health()[0]:
+            await asyncio.to_thread(self._writer.flush, timeout_seconds=self._settings.writer.drain_seconds)
         await asyncio.to_thread(self._analyser.stop)
 
     async def run(self) -> None:

@@ -47,6 +47,7 @@ class Writer:
         self._queue: deque[_Queued] = deque()
         self._items = 0
         self._stopping = False
+        self._fault: str | None = None  # why the last commit failed
         self._give_up_at = 0.0  # monotonic seconds
         self._ready = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kvscope-writer", daemon=True)
@@ -68,6 +69,11 @@ class Writer:
     def subscribe(self, listener: Callable[[Batch], None]) -> None:
         """Call ``listener`` with each batch after its commit, from the writer's thread."""
         self._listeners.append(listener)
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether the last commit went well, and how much waits."""
+        waiting = f"{self._items} items wait for the store"
+        return (True, waiting) if self._fault is None else (False, f"{waiting}: {self._fault}")
 
     def start(self) -> None:
         """Begin writing."""
@@ -138,10 +144,12 @@ class Writer:
                     rejected = self._store.write(batches)
             except Exception as error:  # noqa: BLE001 - whatever the driver raises, the data waits
                 self._failures.inc()
+                self._fault = str(error) or type(error).__name__
                 _LOG.warning("the store did not take %d batches: %s", len(batches), error)
                 if not self._pause(pause):
                     return False
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        self._fault = None
         self._rejected.inc(rejected)
         for _, receipt in taken:
             receipt.set_result(rejected)

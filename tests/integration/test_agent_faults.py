@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import time
 import urllib.error
 import urllib.request
@@ -165,3 +166,31 @@ def test_hits_of_an_aborted_request_make_the_sums_differ_and_the_doctor_says_why
     assert not sums.ok
     assert "1 requests (aborted, failed, or without usage) do not tell theirs" in sums.detail
     assert "aborted" in sums.fix
+
+
+def test_a_locked_store_shows_in_health_and_does_not_hold_up_the_end(
+    slow_engine: Engine, tmp_path: Path
+) -> None:
+    def short_drain(config: dict[str, Any]) -> None:
+        config["writer"] = {"drain_seconds": 1.0}
+
+    agent = start_sidecar(slow_engine, tmp_path, change=short_drain)
+    lock = sqlite3.connect(agent.db.removeprefix("sqlite:///"), isolation_level=None)
+    try:
+        lock.execute("BEGIN IMMEDIATE")
+        assert post(agent.gateway, chat(slow_engine, "hello"), "while-locked")[0] == 200
+        deadline = time.monotonic() + 30
+        while True:
+            with urllib.request.urlopen(f"{agent.admin}/healthz", timeout=5) as answer:
+                writer = json.loads(answer.read())["parts"]["writer"]
+            if not writer["ok"] or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        assert "database is locked" in writer["detail"]
+        begun = time.monotonic()
+        agent.process.stop(grace_seconds=30.0)
+        assert time.monotonic() - begun < 15
+    finally:
+        lock.close()
+        agent.stop()
+    assert "items could not be written before the end" in (tmp_path / "agent.log").read_text()

@@ -385,7 +385,7 @@ def test_several_answers_to_one_prompt_are_counted_once_all_are_told(make_rig: M
     told = records(rig)["a"]
     assert (told.prompt_tokens, told.cached_tokens, told.output_tokens) == (3 * tokens, 128, 6)
     assert sum(told.causes.values()) == 3 * tokens - 128
-    assert rig.metric("kvscope_prompt_mismatches_total") == 0
+    assert rig.metric("kvscope_analyser_token_mismatches_total") == 0
 
 
 def test_sequences_of_a_request_whose_prompt_was_not_seen_add_up(make_rig: MakeRig) -> None:

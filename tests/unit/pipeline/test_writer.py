@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
@@ -135,6 +136,29 @@ def test_a_store_that_fails_and_recovers_loses_nothing(
     assert [receipt.result(DEADLINE) for receipt in receipts] == [0] * 5
     assert store.ids == ["0", "1", "2", "3", "4"]
     assert value(registry, "kvscope_commit_failures_total") == 3
+
+
+def test_health_tells_while_the_store_fails(make: Make, store: FaultyStore) -> None:
+    writer = make()
+    writer.start()
+    store.gate.clear()
+    store.failures = 1
+    receipt = writer.offer(batch("a"))
+    assert store.entered.wait(DEADLINE)
+    assert writer.health() == (True, "1 items wait for the store")
+    store.entered.clear()
+    store.gate.set()
+    assert store.entered.wait(DEADLINE)  # the second try
+    receipt.result(timeout=DEADLINE)
+    assert writer.flush(timeout_seconds=DEADLINE)
+    assert writer.health() == (True, "0 items wait for the store")
+    store.failures = 1_000
+    writer.offer(batch("b"))
+    deadline = time.monotonic() + DEADLINE
+    while writer.health()[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert writer.health() == (False, "1 items wait for the store: the store is away")
+    store.failures = 0
 
 
 def test_new_batches_do_not_hurry_the_next_try(
