@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kvscope.cache.hashing import block_chain, root_of
 from kvscope.cache.pool import BlockPool
 from kvscope.errors import UsageError
@@ -147,12 +149,16 @@ def computed_tokens(request: ReplayRequest) -> int:
 
 def computed_chain(request: ReplayRequest, block_size: int, stand_ins: Iterable[int] = ()) -> list[int]:
     """Return the chain ids of all blocks that the request fills, generated tokens included."""
+    root = root_of(salt=request.salt, lora=request.lora)
     generated = max(computed_tokens(request) - len(request.tokens), 0)
+    if not generated:
+        return block_chain(request.tokens, block_size, root)
     if isinstance(request.output_tokens, int):
         tail: Sequence[int] = list(itertools.islice(stand_ins, generated))
     else:
         tail = request.output_tokens[:generated]
-    return block_chain([*request.tokens, *tail], block_size, root_of(salt=request.salt, lora=request.lora))
+    tokens = np.concatenate([np.asarray(request.tokens, np.int64), np.asarray(tail, np.int64)])
+    return block_chain(tokens, block_size, root)
 
 
 def recorded_requests(rows: Iterable[Mapping[str, Any]]) -> list[ReplayRequest]:

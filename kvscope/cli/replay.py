@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
+from kvscope.analysis.offline.load import Encoder
 from kvscope.analysis.offline.replay_files import replay_files
 from kvscope.analysis.offline.report import ReplayOptions, ReplayReport
 from kvscope.cache.policies import POLICIES
 from kvscope.cli.common import emit_json, emit_table, json_option, percent, show
-from kvscope.prompts.tokenizing import PromptTokenizer, ServerTokenizer, load_tokenizer
+from kvscope.prompts.shared_prefix import SharedPrefixTokenizer
+from kvscope.prompts.tokenizing import ServerTokenizer, load_tokenizer
 
 _SHOWN_SKIPPED = 5
 
@@ -76,10 +78,10 @@ def replay(
         _show(report)
 
 
-def _tokenizer(named: str) -> PromptTokenizer:
+def _tokenizer(named: str) -> Encoder:
     if named.startswith(("http://", "https://")):
         return ServerTokenizer(named)
-    return load_tokenizer(Path(named))
+    return SharedPrefixTokenizer(load_tokenizer(Path(named)))
 
 
 def _document(report: ReplayReport) -> dict[str, Any]:

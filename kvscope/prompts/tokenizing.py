@@ -110,15 +110,29 @@ class LocalTokenizer:
             raise UsageError("this tokenizer has no chat template; name the model's folder with one in it")
         return template.render(body)
 
-    def encode(self, api: str, body: Mapping[str, Any]) -> list[int]:
-        """Return the prompt tokens; special tokens are added to completions, not to rendered chats."""
+    @property
+    def backend(self) -> Any:
+        """The ``tokenizers.Tokenizer`` behind it."""
+        return self._tokenizer
+
+    def prompt(self, api: str, body: Mapping[str, Any]) -> tuple[str, bool] | list[int]:
+        """Return the prompt's text and whether special tokens are added to it, or the tokens that it is.
+
+        They are added to completions, not to rendered chats. Raises ``UsageError``.
+        """
         if api == "chat":
-            text, special = self.render(body), bool(body.get("add_special_tokens", False))
-        else:
-            prompt = _prompt_of(body)
-            if isinstance(prompt, list):
-                return list(prompt)
-            text, special = prompt, bool(body.get("add_special_tokens", True))
+            return self.render(body), bool(body.get("add_special_tokens", False))
+        prompt = _prompt_of(body)
+        if isinstance(prompt, list):
+            return list(prompt)
+        return prompt, bool(body.get("add_special_tokens", True))
+
+    def encode(self, api: str, body: Mapping[str, Any]) -> list[int]:
+        """Return the prompt tokens."""
+        prompt = self.prompt(api, body)
+        if isinstance(prompt, list):
+            return prompt
+        text, special = prompt
         return self.encode_text(text, add_special_tokens=special)
 
     def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -4,7 +4,7 @@ import dataclasses
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,10 +15,17 @@ from kvscope.cache.replay import ReplayRequest
 from kvscope.cache.traces import TraceBuilder
 from kvscope.errors import UsageError
 from kvscope.prompts.segments import segments
-from kvscope.prompts.tokenizing import PromptTokenizer
 
 DEFAULT_BLOCK_SIZE = 16
 _BYTES_A_TOKEN = 4  # of English text under common vocabularies, roughly
+
+
+class Encoder(Protocol):
+    """Turns a body into prompt tokens, as ``PromptTokenizer`` does."""
+
+    def encode(self, api: str, body: Mapping[str, Any]) -> Sequence[int]:
+        """Return the prompt tokens of ``body``; raises as ``PromptTokenizer.encode``."""
+        ...
 
 
 class ByteTokenizer:
@@ -64,7 +71,7 @@ class Loaded:
 
 
 def load(
-    paths: Sequence[Path], *, block_size: int | None, tokenizer: PromptTokenizer | None, keep_ids: bool
+    paths: Sequence[Path], *, block_size: int | None, tokenizer: Encoder | None, keep_ids: bool
 ) -> Loaded:
     """Read all files; a line that cannot be used is put with ``skipped``.
 
@@ -81,7 +88,7 @@ def load(
 
 
 class _Loader:
-    def __init__(self, loaded: Loaded, tokenizer: PromptTokenizer, *, keep_ids: bool) -> None:
+    def __init__(self, loaded: Loaded, tokenizer: Encoder, *, keep_ids: bool) -> None:
         self._loaded = loaded
         self._tokenizer = tokenizer
         self._keep_ids = keep_ids

@@ -3,9 +3,9 @@
 import dataclasses
 
 from kvscope.analysis.formats.records import BadLine
+from kvscope.analysis.offline.load import Encoder
 from kvscope.cache.curve import Curve, CurvePoint
 from kvscope.cache.replay import ReplayedRequest
-from kvscope.prompts.tokenizing import PromptTokenizer
 
 EXACT, ESTIMATED = "exact", "estimated"
 
@@ -19,7 +19,7 @@ class ReplayOptions:
     policy: str = "lru"
     curve: bool = False
     per_request: bool = False
-    tokenizer: PromptTokenizer | None = None
+    tokenizer: Encoder | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def test_evicted_blocks_are_the_servers_in_its_order(
     events = [(batch.at, event) for batch in recorded_events(name) for event in batch.events]
     for sequence, (at, event) in enumerate(events):
         if isinstance(event, BlockRemoved):
-            removed += [index._by_hash["0", 0, block_hash][0] for block_hash in event.block_hashes]
+            removed += [index._by_hash["0", block_hash][0] for block_hash in event.block_hashes]
         index.apply(CacheEventBatch(engine="e", replica="0", sequence=sequence, at=at, events=(event,)))
     assert len(removed) == sums[3]
     assert evicted == removed

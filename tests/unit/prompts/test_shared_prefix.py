@@ -1,0 +1,128 @@
+"""What is shared is tokenised once; where that could change a token nothing is shared."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from kvscope.prompts.shared_prefix import SharedPrefixTokenizer
+from kvscope.prompts.tokenizing import LocalTokenizer, load_tokenizer
+
+DATA = Path(__file__).parents[2] / "data"
+TOKENIZER = DATA / "tokenizer"
+
+
+class Counting:
+    """The backend with a count of the characters that it is given."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.chars = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any:
+        self.chars += len(text)
+        return self._backend.encode(text, add_special_tokens=add_special_tokens)
+
+    def to_str(self) -> str:
+        return str(self._backend.to_str())
+
+
+def changed(**parts: Any) -> LocalTokenizer:
+    value = json.loads((TOKENIZER / "tokenizer.json").read_text()) | parts
+    return LocalTokenizer(Tokenizer.from_str(json.dumps(value)), None, None)
+
+
+def test_real_prompts_have_the_engines_counts_and_are_tokenised_in_part() -> None:
+    local = load_tokenizer(TOKENIZER)
+    counting = Counting(local.backend)
+    local._tokenizer = counting
+    shared = SharedPrefixTokenizer(local)
+    given = 0
+    with gzip.open(DATA / "cache" / "vllm-0.32.0-real-prompts.jsonl.gz", "rt") as lines:
+        for line in lines:
+            row = json.loads(line)
+            tokens = shared.encode("chat", row["body"])
+            assert len(tokens) == row["prompt_tokens"]
+            given += len(local.render(row["body"]))
+    assert counting.chars < given / 3
+
+
+def test_a_text_that_goes_on_costs_what_is_new() -> None:
+    local = load_tokenizer(TOKENIZER)
+    counting = Counting(local.backend)
+    local._tokenizer = counting
+    shared = SharedPrefixTokenizer(local)
+    text = "we walk along the river to the old mill " * 100
+    shared.encode("completion", {"prompt": text})
+    before = counting.chars
+    shared.encode("completion", {"prompt": text + "and back"})
+    assert counting.chars - before < 1000
+
+
+def test_token_ids_are_what_they_are() -> None:
+    shared = SharedPrefixTokenizer(load_tokenizer(TOKENIZER))
+    assert shared.encode("completion", {"prompt": [3, 1, 2]}) == [3, 1, 2]
+
+
+def test_memory_is_bounded() -> None:
+    local = load_tokenizer(TOKENIZER)
+    shared = SharedPrefixTokenizer(local, kept_chars=5_000)
+    for number in range(20):
+        body = {"prompt": f"{number} begins another text that is long enough " * 30}
+        assert list(shared.encode("completion", body)) == local.encode("completion", body)
+    assert sum(len(known.text) for known in shared._known) <= 5_000
+    assert len(shared._by_chunks) < 20
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": None},
+        {
+            "pre_tokenizer": {
+                "type": "ByteLevel",
+                "add_prefix_space": True,
+                "trim_offsets": True,
+                "use_regex": True,
+            }
+        },
+        {
+            "pre_tokenizer": {
+                "type": "Metaspace",
+                "replacement": "▁",
+                "prepend_scheme": "first",
+                "split": True,
+            }
+        },
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": r"(?<=x)\w+|\s+"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [
+                    {"Sequence": {"id": "A", "type_id": 0}},
+                    {"SpecialToken": {"id": "</s>", "type_id": 0}},
+                ],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
+            }
+        },
+    ],
+)
+def test_tokenizers_that_look_back_share_nothing(parts: dict[str, Any]) -> None:
+    local = changed(**parts)
+    shared = SharedPrefixTokenizer(local)
+    assert not shared.shares
+    for end in ("x", "yes"):
+        body = {"prompt": "one text and another one " * 40 + end}
+        assert shared.encode("completion", body) == local.encode("completion", body)
