@@ -1,7 +1,8 @@
 """How fast KV events are decoded and indexed on one core, against msgpack alone reading the same payloads.
 
-The events are vLLM's: maps, blocks of 16 tokens, 16 blocks an event. Once the cache has room; once it is full,
-so that each stored block costs another one its place, told in an event of its own. Run ``python benchmarks/kv_events.py [--json]``.
+The events are vLLM's: maps, blocks of 16 tokens, 16 blocks an event. Once the cache has room; once it is
+full, so that each stored block costs another one its place, told in an event of its own. Run
+``python benchmarks/kv_events.py [--json]``.
 """
 
 import argparse

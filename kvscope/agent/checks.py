@@ -13,6 +13,7 @@ from kvscope.model.cache_config import cache_configs
 from kvscope.model.request import RequestRecord, Source, Status
 from kvscope.reports.content import SumLine
 from kvscope.reports.sums import engine_sums
+from kvscope.stats.histograms import buckets_by_replica, histogram_quantile
 from kvscope.store.database import Store
 
 _TIMEOUT_SECONDS = 3.0
@@ -38,6 +39,7 @@ def run_checks(store: Store, *, vllm: str | None, agent: str, patience_seconds: 
     for engine in engines:
         checks += _engine(engine)
     checks += _cache(store)
+    checks += _latency(store)
     checks += _sources(records)
     checks += _ids(records)
     checks += _sums(store, patience_seconds, alive=checks[0].ok)
@@ -116,6 +118,24 @@ def _cache(store: Store) -> Iterator[Check]:
             ok=on is not False,
             detail=f"{config.engine}: {'on' if on else 'off' if on is False else 'not told'}, {size}",
             fix="" if on is not False else "start vLLM with --enable-prefix-caching",
+        )
+
+
+def _latency(store: Store) -> Iterator[Check]:
+    """Tell each engine's own time to the first token: what its clients got, through kvscope or not."""
+    samples = store.reader.latest_samples("vllm:time_to_first_token_seconds_bucket")
+    read_at = {(sample.engine, sample.replica): sample.at for sample in samples}
+    for (engine, replica), buckets in buckets_by_replica(samples).items():
+        middle, high = (histogram_quantile(buckets, q) for q in (0.5, 0.95))
+        if middle is None or high is None:
+            continue
+        where = f"{engine}, rank {replica}" if replica else engine
+        yield Check(
+            name="engine latency",
+            ok=True,
+            detail=f"{where}: time to first token p50 {middle:.3g} s, p95 {high:.3g} s"
+            f" over its {max(buckets.values()):,.0f} requests since its start,"
+            f" by its histogram of {iso(read_at[engine, replica])}",
         )
 
 

@@ -2,7 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from kvscope.model.telemetry import MetricSample
 
 
 def histogram_quantile(buckets: Mapping[float, float], q: float) -> float | None:
@@ -39,3 +41,15 @@ def increase(before: Mapping[float, float], after: Mapping[float, float]) -> dic
     if before.keys() != after.keys() or any(after[bound] < count for bound, count in before.items()):
         return dict(after)
     return {bound: count - before[bound] for bound, count in after.items()}
+
+
+def buckets_by_replica(samples: Iterable[MetricSample]) -> dict[tuple[str, str], dict[float, float]]:
+    """Return the buckets of one family for each engine and replica, from samples of one read of each."""
+    found: dict[tuple[str, str], dict[float, float]] = {}
+    for sample in samples:
+        try:
+            bound = float(sample.labels["le"])
+        except (KeyError, ValueError):
+            continue
+        found.setdefault((sample.engine, sample.replica), {})[bound] = sample.value
+    return found

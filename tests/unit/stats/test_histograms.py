@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from collectors.otlp.decode import Limits, decode_protobuf
 from collectors.prometheus.page import parse_page
-from kvscope.stats.histograms import histogram_quantile, increase
+from kvscope.model.telemetry import MetricSample
+from kvscope.stats.histograms import buckets_by_replica, histogram_quantile, increase
 from tests.support.telemetry import VERSIONS, metrics_page, otlp_payloads
 
 INF = math.inf
@@ -33,11 +34,9 @@ def test_the_recorded_buckets_agree_with_the_recorded_requests(version: str, q: 
     limits = Limits(attributes=128, spans=10_000)
     parts = [part for body in otlp_payloads(version) for part in decode_protobuf(body, limits).parts]
     exact = sorted(part.values["ttft_seconds"] for part in parts)
-    buckets = {
-        float(sample.labels["le"]): sample.value
-        for sample in parse_page(metrics_page(version), "e", 1.0, buckets=True)
-        if sample.name == "vllm:time_to_first_token_seconds_bucket"
-    }
+    page = parse_page(metrics_page(version), "e", 1.0, buckets=True)
+    family = [sample for sample in page if sample.name == "vllm:time_to_first_token_seconds_bucket"]
+    buckets = buckets_by_replica(family)["e", "0"]
     assert buckets[INF] == len(exact)
     estimate = histogram_quantile(buckets, q)
     assert estimate is not None
@@ -87,3 +86,14 @@ def test_what_was_counted_in_between_survives_a_restart() -> None:
     assert increase({1.0: 2.0, INF: 3.0}, {1.0: 5.0, INF: 9.0}) == {1.0: 3.0, INF: 6.0}
     assert increase({1.0: 8.0, INF: 9.0}, {1.0: 1.0, INF: 9.0}) == {1.0: 1.0, INF: 9.0}
     assert increase({1.0: 1.0}, {2.0: 1.0}) == {2.0: 1.0}
+
+
+def test_samples_that_are_no_buckets_are_passed_over() -> None:
+    def sample(replica: str, value: float, **labels: str) -> MetricSample:
+        return MetricSample(engine="e", replica=replica, name="n", labels=labels, at=1.0, value=value)
+
+    samples = [sample("0", 1, le="0.5"), sample("0", 2, le="+Inf"), sample("1", 3, le="1"), sample("1", 4)]
+    assert buckets_by_replica([*samples, sample("1", 5, le="odd")]) == {
+        ("e", "0"): {0.5: 1, INF: 2},
+        ("e", "1"): {1.0: 3},
+    }
