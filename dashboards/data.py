@@ -24,7 +24,7 @@ from kvscope.model.advice import (
     Unit,
 )
 from kvscope.model.request import RequestRecord
-from kvscope.model.views import HitRow, MissRow, TimelineRow
+from kvscope.model.views import HitRow, MissRow, SpreadRow, TimelineRow
 from kvscope.reports.content import SumLine
 from kvscope.reports.sums import engine_sums
 from kvscope.store.database import Store, open_store
@@ -68,6 +68,16 @@ def _hits(url: str, by: By, since_at: float | None, until_at: float | None) -> l
 def hits(by: By, since_at: float | None, until_at: float | None = None) -> list[HitRow]:
     """Return hits and miss causes of the window."""
     return _hits(database_url(), by, since_at, until_at)
+
+
+@st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=16)
+def _ttft(url: str, by: By, since_at: float | None) -> list[SpreadRow]:
+    return _opened(url).reader.ttft(by, since_at=since_at)
+
+
+def ttft(by: By, since_at: float | None) -> list[SpreadRow]:
+    """Return how times to first token are spread over all requests of the window."""
+    return _ttft(database_url(), by, since_at)
 
 
 @st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=16)

@@ -76,7 +76,12 @@ def _figures(total: HitRow, before: Sequence[HitRow], since_at: float | None) ->
         help=_ttft_help(figures),
         delta_description=None if ttft is None else note,
     )
-    third.metric("TTFT p95", words.seconds(figures.ttft.p95 if figures.ttft else None), border=True)
+    third.metric(
+        "TTFT p95",
+        words.seconds(view.p95(data.ttft("total", since_at))),
+        border=True,
+        help="Of all requests of the window, within one percent.",
+    )
     fourth.metric(
         "TPOT mean",
         words.seconds(figures.tpot_seconds_mean),

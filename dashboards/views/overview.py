@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards import theme
 from dashboards.views import charts
 from kvscope.model.advice import Experiment, RoutePolicy
-from kvscope.model.views import HitRow, TimelineRow
+from kvscope.model.views import HitRow, SpreadRow, TimelineRow
 from kvscope.reports import words
 from kvscope.reports.content import SumLine
 
@@ -49,6 +49,12 @@ TPOT = Measure(
     weight=lambda row: row.requests,
     axis=",.1f",
 )
+
+
+def p95(rows: Sequence[SpreadRow]) -> float | None:
+    """Return the 95th percentile of one key's times: the engine's where it told any, else the client's."""
+    told = {row.source: row.p95 for row in rows}
+    return told.get("engine", told.get("client"))
 
 
 def shown_routes(rows: Sequence[HitRow]) -> list[str]:

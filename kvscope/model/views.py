@@ -27,6 +27,20 @@ class HitRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadRow:
+    """How a time is spread over the requests that share ``key``, in seconds, within one percent.
+
+    ``source`` says who measured: ``engine``, or ``client`` (the gateway, at the client's side).
+    """
+
+    key: str
+    source: str
+    requests: int
+    p50: float
+    p95: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MissRow:
     """Missed tokens of one route, cause and place, with an example request."""
 

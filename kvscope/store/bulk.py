@@ -24,6 +24,7 @@ class Statements:
         self.samples = self._insert_or_ignore(schema.metric_samples)
         self.misses = self._compile(self.insert(schema.misses))
         self.requests = self._compile(self.upsert(schema.requests))
+        self.changes = self._compile(self.upsert(schema.rollup_changes))
 
     def insert(self, table: Table) -> Any:
         """Return the dialect's own insert, which knows conflicts."""

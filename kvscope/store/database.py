@@ -8,6 +8,7 @@ from kvscope.store.engines import Engines, connect
 from kvscope.store.experiments import ExperimentStore
 from kvscope.store.reader import Reader
 from kvscope.store.retention import Retention
+from kvscope.store.rollups import Rollups
 from kvscope.store.urls import locate
 from kvscope.store.writer import SqlBatchStore
 
@@ -22,6 +23,7 @@ class Store:
     advice: AdviceStore
     experiments: ExperimentStore
     retention: Retention
+    rollups: Rollups
     engines: Engines
 
     def close(self) -> None:
@@ -48,5 +50,6 @@ def open_store(url: str, *, upgrade: bool = False) -> Store:
         advice=AdviceStore(engines),
         experiments=ExperimentStore(engines),
         retention=Retention(engines),
+        rollups=Rollups(engines),
         engines=engines,
     )

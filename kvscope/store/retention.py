@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, tuple_
 
 from kvscope.model.request import Status
-from kvscope.store import counters, schema
+from kvscope.store import counters, rollups, schema
 from kvscope.store.bulk import Statements
 from kvscope.store.engines import Engines
 
@@ -183,6 +183,7 @@ class _Steps:
             delete(schema.misses).where(self.statements.among(_M.request_id, ids))
         ).rowcount
         connection.execute(delete(schema.requests).where(self.statements.among(_R.request_id, ids)))
+        rollups.mark(connection, self.statements, [row.arrived_at for row in found])
         for engine, first_at in firsts.items():
             reached = [
                 row

@@ -165,6 +165,40 @@ pruned_requests = Table(
     Column("unknown_requests", BigInteger, nullable=False),
 )
 
+# The minutes whose requests have changed since they were rolled up; `mark` is another with every change.
+rollup_changes = Table(
+    "rollup_changes",
+    metadata,
+    Column("minute", BigInteger, primary_key=True, autoincrement=False),
+    Column("mark", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# `key` is a hash of the columns from `route` to `arm`, which may be null.
+rollups = Table(
+    "rollups",
+    metadata,
+    Column("minute", BigInteger, primary_key=True, autoincrement=False),
+    Column("key", BigInteger, primary_key=True, autoincrement=False),
+    Column("route", Key),
+    Column("tenant", Words),
+    Column("model", Words),
+    Column("experiment", Key),
+    Column("arm", Key),
+    Column("requests", BigInteger, nullable=False),
+    Column("known_requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("causes", Json, nullable=False),
+    Column("ttft_requests", BigInteger, nullable=False),
+    Column("ttft_seconds", Double, nullable=False),
+    Column("tpot_requests", BigInteger, nullable=False),
+    Column("tpot_seconds", Double, nullable=False),
+    Column("ttft_sketch", Json, nullable=False),
+    Column("ttft_client_sketch", Json, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 suggestions = Table(
     "suggestions",
     metadata,

@@ -10,7 +10,7 @@ from kvscope.model.merge import merge
 from kvscope.model.request import Miss, RequestPart, RequestRecord
 from kvscope.model.telemetry import MetricSample, Span
 from kvscope.pipeline.contracts import Batch
-from kvscope.store import bulk, clean, rows, schema
+from kvscope.store import bulk, clean, rollups, rows, schema
 from kvscope.store.engines import Engines
 
 _LOG = logging.getLogger(__name__)
@@ -129,12 +129,15 @@ class _Work:
             return
         known = self._known_records(connection)
         changed = []
+        arrivals: set[float | None] = set()
         for request_id, parts in self._parts.items():
             before = record = known.get(request_id)
             for part in parts:
                 record = merge(record, part)
             if record is not None and record is not before:
                 changed.append(rows.request_row(record))
+                arrivals |= {record.arrived_at, before.arrived_at if before else None}
+        rollups.mark(connection, self._statements, arrivals)
         for row in bulk.run(connection, self._statements.requests, changed):
             self.refused += len(self._parts[row[0]])
 

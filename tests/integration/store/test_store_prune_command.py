@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kvscope.agent.retention import Pruner
+from kvscope.agent.upkeep import Upkeep
 from kvscope.cli.main import main
 from kvscope.model.request import RequestPart, Source
 from kvscope.pipeline.contracts import Batch
@@ -71,10 +71,12 @@ def test_an_age_before_all_time_removes_nothing(sqlite_url: str, capsys: pytest.
 
 def test_the_agent_prunes_by_its_clock_and_stops_when_closed(sqlite_store: Store) -> None:
     fill(sqlite_store, 100 * DAY)
-    pruner = Pruner(sqlite_store.retention, days=30.0, clock=lambda: 100 * DAY)
-    asyncio.run(pruner.prune())
+    upkeep = Upkeep(sqlite_store, keep_days=30.0, clock=lambda: 100 * DAY)
+    asyncio.run(upkeep.prune())
     assert ids(sqlite_store) == ["7 days", "0 days"]
-    closed = Pruner(sqlite_store.retention, days=1.0, clock=lambda: 100 * DAY)
+    asyncio.run(upkeep.roll_up())
+    assert sqlite_store.rollups.refresh(100 * DAY) == 0  # done already
+    closed = Upkeep(sqlite_store, keep_days=1.0, clock=lambda: 100 * DAY)
     closed.close()
     asyncio.run(closed.prune())
     assert ids(sqlite_store) == ["7 days", "0 days"]
