@@ -83,7 +83,7 @@ def as_json_value(value: Any) -> Any:
     if isinstance(value, dict):
         return {
             str(key): iso(item)
-            if str(key).endswith("_at") and isinstance(item, float)
+            if (key == "at" or str(key).endswith("_at")) and isinstance(item, float)
             else as_json_value(item)
             for key, item in value.items()
         }

@@ -287,3 +287,38 @@ def test_the_plugin_alone_tells_cached_tokens_where_no_usage_was_asked(
     assert cached[1] == cached[2]
     assert (cached[1] or 0) > 200
     assert sum(tokens or 0 for tokens in cached) == grown
+
+
+def test_several_sequences_and_shared_ids_add_up_to_the_counters(vllm_server: Engine, tmp_path: Path) -> None:
+    text = "Several answers to one question share its prompt. " * 40
+    chat = {
+        "model": vllm_server.model,
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": text}],
+    }
+    prompts = [text, text + "And more. " * 20, "short"]
+    completion = {"model": vllm_server.model, "max_tokens": 3, "prompt": prompts, "n": 2}
+
+    async def send(url: str) -> None:
+        async with aiohttp.ClientSession() as http:
+            for body in (chat, chat | {"n": 3}, chat | {"n": 3, "stream": True}):
+                await _send(http, f"{url}/v1/chat/completions", "shared", body)
+            await _send(http, f"{url}/v1/completions", "several", completion)
+            await _send(http, f"{url}/v1/completions", "streamed", completion | {"stream": True})
+
+    ids = {"shared": 1, "shared~2": 3, "shared~3": 3, "several": 6, "streamed": 6}
+    with _agent(vllm_server, tmp_path) as sidecar:
+        before = _counter(vllm_server, _HITS), _counter(vllm_server, _QUERIES)
+        asyncio.run(send(sidecar.gateway))
+        records = _records(sidecar, set(ids))
+        grown = (
+            _counter(vllm_server, _HITS) - before[0],
+            _counter(vllm_server, _QUERIES) - before[1],
+        )
+    assert {name: record.sequences for name, record in records.items()} == ids
+    assert sum(record.cached_tokens or 0 for record in records.values()) == grown[0] > 0
+    assert sum(record.prompt_tokens or 0 for record in records.values()) == grown[1]
+    for record in records.values():
+        assert record.causes is not None
+        assert record.cached_tokens is not None
+        assert record.cached_tokens + sum(record.causes.values()) == record.prompt_tokens

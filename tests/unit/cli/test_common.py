@@ -30,6 +30,7 @@ def test_a_record_becomes_json_with_iso_times() -> None:
     assert value["status"] == "ok"
     assert value["causes"] == {"cold": 3}
     assert value["cached_tokens"] is None
+    assert as_json_value({"at": 1_795_966_295.5}) == {"at": "2026-11-29T15:31:35.500Z"}
 
 
 def test_numbers_that_json_has_not_are_null() -> None:
