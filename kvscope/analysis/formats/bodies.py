@@ -7,7 +7,7 @@ from kvscope.analysis.formats.fields import first_text, optional_count, unix_sec
 from kvscope.analysis.formats.records import Body, LineError, LoggedRequest, TokenIds
 
 _BODY_KEYS = ("body", "request")
-TIME_KEYS = ("sent_at", "arrived_at", "t_start", "timestamp", "time", "created_at", "ts")
+TIME_KEYS = ("sent_at", "arrived_at", "timestamp", "time", "t_start", "created_at", "ts")
 _END_KEYS = ("done_at", "finished_at", "t_end")
 ID_KEYS = ("request_id", "x_request_id", "id")
 SESSION_KEYS = ("session", "session_id")
