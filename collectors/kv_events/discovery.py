@@ -5,6 +5,7 @@ free ports resolved (vLLM 0.32, read and executed).
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,8 @@ from kvscope.errors import UnreachableError
 
 _LARGEST_ANSWER_BYTES = 1024 * 1024
 _MOST_RANKS = 1_024
+_RANK = re.compile(r"[0-9]{1,6}")
+_BOUND = re.compile(r"tcp://(?P<host>\*|[\w.:%\[\]-]+):(?P<port>[0-9]{1,5})", re.ASCII)
 _OK, _NOT_FOUND = 200, 404
 _ANY_HOSTS = ("*", "0.0.0.0", "[::]", "::")  # noqa: S104 - read in an answer, not bound
 
@@ -37,10 +40,9 @@ async def ask(session: aiohttp.ClientSession, engine: str) -> list[Place] | None
                 body += chunk
                 if len(body) > _LARGEST_ANSWER_BYTES:
                     raise UnreachableError(f"{url} answers with more than {_LARGEST_ANSWER_BYTES} bytes")
-        document = json.loads(body)
+        return places(json.loads(body), engine)
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
         raise UnreachableError(f"{url} gives no answer ({type(error).__name__})") from error
-    return places(document, engine)
 
 
 def places(document: Any, engine: str) -> list[Place]:
@@ -52,7 +54,7 @@ def places(document: Any, engine: str) -> list[Place]:
 
 def _publishers(document: Mapping[Any, Any], engine: str, host: str) -> Iterator[tuple[int, Place]]:
     for rank, told in document.items():
-        if not (isinstance(rank, str) and rank.isascii() and rank.isdecimal() and isinstance(told, Mapping)):
+        if not (isinstance(rank, str) and _RANK.fullmatch(rank) and isinstance(told, Mapping)):
             continue
         endpoint = reachable(told.get("endpoint"), host)
         if told.get("enable_kv_cache_events") is not True or told.get("publisher") != "zmq" or not endpoint:
@@ -74,11 +76,10 @@ def reachable(address: Any, host: str) -> str | None:
         return None
     if address.startswith("ipc://"):
         return address
-    scheme, separator, rest = address.partition("://")
-    bound, colon, port = rest.rpartition(":")
-    if (scheme, separator, colon) != ("tcp", "://", ":") or not (port.isascii() and port.isdecimal()):
+    match = _BOUND.fullmatch(address)
+    if match is None:
         return None
-    return f"tcp://{host if bound in _ANY_HOSTS else bound}:{port}"
+    return f"tcp://{host if match['host'] in _ANY_HOSTS else match['host']}:{match['port']}"
 
 
 def _written(host: str) -> str:

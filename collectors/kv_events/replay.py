@@ -23,6 +23,7 @@ async def replay(
     try:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, 0)  # the engine's ROUTER drops what a full receiver would not take
+        socket.setsockopt(zmq.IPV6, "[" in endpoint)
         socket.connect(endpoint)
         # the empty frame is what a REQ socket would put there; REQ itself takes a single answer only
         await socket.send_multipart([b"", first.to_bytes(8, "big")])

@@ -78,6 +78,7 @@ class EventSource:
         socket.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
         socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)  # milliseconds
+        socket.setsockopt(zmq.IPV6, "[" in self.where)  # else a name could lead to IPv6 alone
         socket.subscribe(self._topic)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:

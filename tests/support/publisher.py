@@ -14,13 +14,21 @@ _END = b"\xff" * 8
 class Publisher:
     """Binds a PUB and a ROUTER socket on free ports, and keeps what it published for replays."""
 
-    def __init__(self, *, new_replies: bool = True, ports: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        new_replies: bool = True,
+        ports: tuple[int, int] | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self._host = host
         self._sockets = zmq.asyncio.Context()
         self._pub = self._sockets.socket(zmq.PUB)
         self._router = self._sockets.socket(zmq.ROUTER)
         for socket, port in zip((self._pub, self._router), ports or ("*", "*"), strict=True):
             socket.setsockopt(zmq.LINGER, 0)
-            socket.bind(f"tcp://127.0.0.1:{port}")
+            socket.setsockopt(zmq.IPV6, "[" in host)
+            socket.bind(f"tcp://{host}:{port}")
         self._new_replies = new_replies
         self._next = 0
         self.buffer: list[tuple[int, bytes]] = []
@@ -34,11 +42,11 @@ class Publisher:
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://127.0.0.1:{self.ports[0]}"
+        return f"tcp://{self._host}:{self.ports[0]}"
 
     @property
     def replay_endpoint(self) -> str:
-        return f"tcp://127.0.0.1:{self.ports[1]}"
+        return f"tcp://{self._host}:{self.ports[1]}"
 
     @staticmethod
     def _port(socket: zmq.asyncio.Socket) -> int:

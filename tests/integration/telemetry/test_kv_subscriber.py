@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from prometheus_client import CollectorRegistry
 from typing_extensions import override
 
@@ -100,6 +101,20 @@ async def test_what_was_published_before_we_came_is_replayed(publisher: Publishe
         await publisher.publish(3)
         await _until_heard(log, 0, 1, 2, 3)
         assert "joined late" not in subscriber.health()[1]
+
+
+async def test_an_ipv6_address_is_heard_and_replayed_from() -> None:
+    try:
+        publisher = Publisher(host="[::1]")
+    except zmq.ZMQError:
+        pytest.skip("no IPv6 here")
+    await publisher.publish(1)
+    async with _hearing(publisher) as (_, log):
+        await _until_heard(log, 0)
+        await publisher.publish(2)
+        await _until_heard(log, 0, 1)
+    await publisher.close()
+    assert _hashes(log) == [1, 2]
 
 
 async def test_joining_late_without_a_replay_is_said_and_is_no_loss(publisher: Publisher) -> None:
