@@ -228,7 +228,10 @@ class Analyser:
             return
         del self._waiting[engine]
         for entry in waiting:
-            self._compare(entry, size)
+            try:
+                self._compare(entry, size)
+            except Exception as error:  # noqa: BLE001 - one prompt's fault is not that of those behind it
+                self._failed(error)
 
     def _compare(self, entry: _Waiting, size: int | None) -> None:
         prompt, request = entry.prompt, entry.request

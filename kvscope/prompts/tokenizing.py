@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from kvscope.errors import UnreachableError, UsageError
 from kvscope.prompts.rendering import ChatTemplate, template_arguments
 
+_TOKENS = 2**32
 _CACHED_TOKENS = 2_000_000  # of four bytes each
 _SPECIAL_TOKENS = (
     "bos_token",
@@ -82,9 +83,13 @@ def _prompt_of(body: Mapping[str, Any]) -> str | list[int]:
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+    if isinstance(prompt, list) and prompt and all(map(_is_token, prompt)):
         return prompt
     raise UsageError("a completion body needs one prompt: a text or a list of token ids")
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _TOKENS
 
 
 class LocalTokenizer:
@@ -141,7 +146,10 @@ class LocalTokenizer:
         known = self._cache.get(key)
         if known is not None:
             return known
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:  # JSON may hold halves of surrogate pairs, UTF-8 may not
+            raise UsageError("the prompt holds a lone surrogate, which is no text") from error
         self._cache.put(key, tokens)
         return tokens
 

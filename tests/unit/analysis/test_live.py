@@ -398,3 +398,21 @@ def test_sequences_of_a_request_whose_prompt_was_not_seen_add_up(make_rig: MakeR
     assert (told.prompt_tokens, told.cached_tokens) == (300, 96)
     assert sum(told.causes.values()) == 204
     assert sum(row.tokens for row in rig.store.reader.misses()) == 204
+
+
+def test_a_prompt_that_cannot_be_compared_costs_those_behind_it_nothing(make_rig: MakeRig) -> None:
+    class OddTokens:
+        def encode(self, api: str, body: Mapping[str, Any]) -> list[int]:
+            del api
+            return [-1] if body.get("odd") else list(range(100))
+
+    rig = make_rig(tokenizer=OddTokens())
+    rig.start()
+    for number, more in enumerate(({"odd": True}, {})):
+        body = {"messages": [{"role": "user", "content": "x"}]} | more
+        rig.analyser.arrived(prompt(str(number), "", rig.now, body=body, sent_body=body))
+    rig.configure()  # both have waited for the block size
+    tell(rig, part("1", prompt_tokens=100, cached_tokens=0, status=Status.OK))
+    assert records(rig)["1"].causes is not None
+    assert rig.metric("kvscope_analysed_requests_total", result="attributed") == 1
+    assert rig.metric("kvscope_analyser_failures_total", step="analysis") == 1

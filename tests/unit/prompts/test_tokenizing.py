@@ -215,3 +215,9 @@ def test_server_that_is_not_there() -> None:
         ServerTokenizer(url).encode("completion", {"prompt": "x"})
     with pytest.raises(UsageError, match="http://"):
         ServerTokenizer("localhost:8000")
+
+
+@pytest.mark.parametrize("prompt", [[-1, 5], [2**32], [True], [1.5], [[1], [2]], "\ud800"])
+def test_prompts_that_no_engine_takes_are_refused(tokenizer: LocalTokenizer, prompt: Any) -> None:
+    with pytest.raises(UsageError):
+        tokenizer.encode("completion", {"prompt": prompt})
