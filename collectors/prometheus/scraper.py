@@ -15,6 +15,7 @@ from kvscope.model.telemetry import MetricSample
 from kvscope.pipeline.contracts import Batch, CollectorContext, Receipt
 
 _OFF_THE_LOOP_CHARS = 262_144  # a larger page is read in a thread: the loop also serves the gateway
+_NEXT_SECONDS = 0.001
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class _Target:
     url: str
     engine: str  # base URL of the server, as the rest of kvscope names it
     samples: int = 0
+    read_at: float = 0.0  # Unix seconds
     problem: str | None = "not read yet"
     receipt: Receipt | None = None
     buckets_due: float = 0.0  # of the loop's clock
@@ -93,6 +95,8 @@ class Scraper:
             return "skipped"
         try:
             text, at = await self._read(target.url, session)
+            # a clock that is set back must not make a counter look as if it had fallen
+            at = target.read_at = max(at, target.read_at + _NEXT_SECONDS)
             samples = await self._parse(text, target, at)
             target.receipt = await self._offer(Batch(samples=samples))
         except RetryableIngestError as error:

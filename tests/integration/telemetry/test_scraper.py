@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -226,3 +227,15 @@ async def test_a_large_page_of_many_ranks_is_read_whole(engine: Engine) -> None:
     assert {(one.replica, one.value) for one in sink.accepted[0].samples} == {
         (str(rank), float(rank)) for rank in range(64)
     }
+
+
+async def test_a_clock_that_is_set_back_does_not_put_samples_in_another_order(engine: Engine) -> None:
+    times = iter([1_000.0, 400.0, 401.0, 2_000.0])
+    sink = AnsweringSink()
+    around = dataclasses.replace(context(sink, upstreams=[engine.url]), clock=lambda: next(times, 3_000.0))
+    scraper = Scraper(PrometheusSettings(interval_seconds=0.02), around)
+    await scraper.start()
+    await eventually(lambda: len(sink.accepted) >= 4)
+    await scraper.stop()
+    found = [batch.samples[0].at for batch in sink.accepted[:4]]
+    assert found == pytest.approx([1_000.0, 1_000.001, 1_000.002, 2_000.0], abs=1e-6)
