@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvscope.errors import UsageError
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
+_PART_BLOCKS = 64
 _STEP = 0x9E37_79B9_7F4A_7C15  # odd, 2**64 divided by the golden ratio
 # constants of the splitmix64 finaliser (Steele, Lea, Flood: "Fast splittable pseudorandom number
 # generators", 2014): each input bit changes each output bit with probability near one half
@@ -31,12 +32,42 @@ def root_of(salt: str | None = None, lora: str | None = None) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def block_chain(tokens: Sequence[int] | NDArray[np.integer], block_size: int, root: int = 0) -> list[int]:
+class ChainMemo:
+    """Remembers parts of chains, so that what many prompts begin with is chained once; bounded by blocks."""
+
+    def __init__(self, max_blocks: int = 4_000_000) -> None:
+        self._most = max(max_blocks // _PART_BLOCKS, 1)
+        self._parts: dict[tuple[int, bytes], list[int]] = {}
+
+    def chain(self, hashes: NDArray[np.uint64], root: int) -> list[int]:
+        """Return the chain of blocks by their own hashes."""
+        chain: list[int] = []
+        for start in range(0, len(hashes), _PART_BLOCKS):
+            part = hashes[start : start + _PART_BLOCKS]
+            key = (root, part.tobytes())
+            known = self._parts.get(key)
+            if known is None:
+                known = _chained(part, root)
+                if len(self._parts) >= self._most:
+                    self._parts.clear()
+                self._parts[key] = known
+            chain += known
+            root = chain[-1]
+        return chain
+
+
+def block_chain(
+    tokens: Sequence[int] | NDArray[np.integer],
+    block_size: int,
+    root: int = 0,
+    *,
+    memo: ChainMemo | None = None,
+) -> list[int]:
     """Return the id of each full block of ``tokens``; the rest after the last full block has none.
 
     An id may serve as ``root`` of what follows: ``block_chain(a + b) == block_chain(a) + block_chain(b,
     root=block_chain(a)[-1])`` where ``a`` ends on a block's end. Raises ``UsageError`` for a block size
-    below 1.
+    below 1. ``memo`` makes chains of prompts with a common beginning cheaper, and changes no id.
     """
     if block_size < 1:
         raise UsageError(f"a block holds at least one token, not {block_size}")
@@ -45,10 +76,14 @@ def block_chain(tokens: Sequence[int] | NDArray[np.integer], block_size: int, ro
         return []
     blocks = np.asarray(tokens[: full * block_size]).astype(np.uint64).reshape(full, block_size)
     mixed = _mix(blocks + np.uint64(1))
-    hashes: list[int] = (mixed * _weights(block_size)).sum(axis=1, dtype=np.uint64).tolist()
+    hashes = (mixed * _weights(block_size)).sum(axis=1, dtype=np.uint64)
+    return _chained(hashes, root) if memo is None else memo.chain(hashes, root)
+
+
+def _chained(hashes: NDArray[np.uint64], root: int) -> list[int]:
     chain: list[int] = []
     state = root
-    for block in hashes:
+    for block in hashes.tolist():
         state = (state ^ block) * _MIX_1 & _MASK
         state = (state ^ (state >> 29)) * _MIX_2 & _MASK
         state ^= state >> 32

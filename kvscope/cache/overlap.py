@@ -5,6 +5,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
+from kvscope.cache.hashing import ChainMemo
 from kvscope.cache.pool import BlockPool
 from kvscope.cache.replay import (
     UNKNOWN_TOKENS,
@@ -67,6 +68,7 @@ class _Engine:
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
+        self._memo = ChainMemo()
         self._stand_ins = itertools.count(UNKNOWN_TOKENS)
         self._numbers = itertools.count()
         self._running: list[tuple[float, int, str, list[int], int]] = []
@@ -81,7 +83,7 @@ class _Engine:
         key = request.request_id
         if key in self._keys:  # a client may send an id again while it is still in use
             key = f"{key} ({number})"
-        chain = computed_chain(request, self.pool.block_size, self._stand_ins)
+        chain = computed_chain(request, self.pool.block_size, self._stand_ins, memo=self._memo)
         hit = self.pool.admit(key, chain, len(request.tokens), lookup=request.lookup)
         while hit is None:
             if not self._running:

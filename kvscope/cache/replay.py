@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvscope.cache.hashing import block_chain, root_of
+from kvscope.cache.hashing import ChainMemo, block_chain, root_of
 from kvscope.cache.pool import BlockPool
 from kvscope.errors import UsageError
 
@@ -147,18 +147,20 @@ def computed_tokens(request: ReplayRequest) -> int:
     return len(request.tokens) + max(generated - 1, 0)
 
 
-def computed_chain(request: ReplayRequest, block_size: int, stand_ins: Iterable[int] = ()) -> list[int]:
+def computed_chain(
+    request: ReplayRequest, block_size: int, stand_ins: Iterable[int] = (), *, memo: ChainMemo | None = None
+) -> list[int]:
     """Return the chain ids of all blocks that the request fills, generated tokens included."""
     root = root_of(salt=request.salt, lora=request.lora)
     generated = max(computed_tokens(request) - len(request.tokens), 0)
     if not generated:
-        return block_chain(request.tokens, block_size, root)
+        return block_chain(request.tokens, block_size, root, memo=memo)
     if isinstance(request.output_tokens, int):
         tail: Sequence[int] = list(itertools.islice(stand_ins, generated))
     else:
         tail = request.output_tokens[:generated]
     tokens = np.concatenate([np.asarray(request.tokens, np.int64), np.asarray(tail, np.int64)])
-    return block_chain(tokens, block_size, root)
+    return block_chain(tokens, block_size, root, memo=memo)
 
 
 def recorded_requests(rows: Iterable[Mapping[str, Any]]) -> list[ReplayRequest]:

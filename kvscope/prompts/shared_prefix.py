@@ -95,9 +95,12 @@ class SharedPrefixTokenizer:
             if at is None:
                 break
             found, shared = at, number * _CHUNK_CHARS
-        if found is None or self._known[found].text[:shared] != text[:shared]:
+        if found is None:
             return None
-        return shared, self._known[found]
+        known = self._known[found]
+        if known.text[:shared] != text[:shared]:
+            return None
+        return shared, known
 
     def _tokenised(self, text: str, offset: int) -> _Known:
         """Tokenise a text from its start; places count from ``offset`` on."""

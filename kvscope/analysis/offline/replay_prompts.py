@@ -15,6 +15,7 @@ from kvscope.analysis.offline.report import (
     curve_points,
 )
 from kvscope.cache.curve import capacity_curve
+from kvscope.cache.hashing import ChainMemo
 from kvscope.cache.overlap import TimedRequest, overlapping, replay_overlapping
 from kvscope.cache.policies import hit_blocks
 from kvscope.cache.replay import (
@@ -37,14 +38,23 @@ def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence
     _judge_tokens(loaded.prompts, options, evidence)
     timed = _with_zeros([each.timed for each in loaded.prompts], evidence)
     timed.sort(key=lambda each: each.at)
+    num_blocks = None if options.policy == "infinite" else options.num_blocks
+    by_engine = options.policy in _ENGINE_POLICIES
+    # without a limit and without overlap nothing depends on the pool's order: the quick way gives the same
+    quick = num_blocks is None and not overlapping(timed)
     trace = None
-    if options.curve or options.policy not in _ENGINE_POLICIES:
+    if options.curve or quick or not by_engine:
         trace = _as_trace(timed, block_size)
-    if trace is None or options.policy in _ENGINE_POLICIES:
-        num_blocks = None if options.policy == "infinite" else options.num_blocks
+    if trace is not None and quick:
+        result = _under_policy(timed, trace, "infinite", None)
+    elif trace is None or by_engine:
         result = _through_pool(timed, block_size, num_blocks, evidence)
     else:
-        result = _under_policy(timed, trace, options, evidence)
+        usable = None if num_blocks is None else max(num_blocks - _NULL_BLOCKS, 0)
+        evidence.note(
+            "a plain cache of blocks under another policy than the engine's; requests do not overlap"
+        )
+        result = _under_policy(timed, trace, options.policy, usable)
     agreement = _agreement(result)
     if not result.exact:
         evidence.estimate(
@@ -140,12 +150,10 @@ def _through_pool(
 
 
 def _under_policy(
-    timed: Sequence[TimedRequest], trace: BlockTrace, options: ReplayOptions, evidence: Evidence
+    timed: Sequence[TimedRequest], trace: BlockTrace, policy: str, usable: int | None
 ) -> ReplayResult:
-    evidence.note("a plain cache of blocks under another policy than the engine's; requests do not overlap")
-    usable = None if options.num_blocks is None else max(options.num_blocks - _NULL_BLOCKS, 0)
     tally = Tally(trace.block_size)
-    for each, blocks in zip(timed, hit_blocks(trace, options.policy, usable).tolist(), strict=True):
+    for each, blocks in zip(timed, hit_blocks(trace, policy, usable).tolist(), strict=True):
         tally.add(each.request, blocks * trace.block_size)
     return tally.result(evictions=0)
 
@@ -153,12 +161,13 @@ def _under_policy(
 def _as_trace(timed: Sequence[TimedRequest], block_size: int) -> BlockTrace:
     """Return the blocks that the requests fill, generated tokens included, in the order given."""
     builder = TraceBuilder(block_size)
+    memo = ChainMemo()
     stand_ins = itertools.count(UNKNOWN_TOKENS)
     for each in timed:
         request = each.request
         prompt_tokens = len(request.tokens)
         builder.add(
-            computed_chain(request, block_size, stand_ins),
+            computed_chain(request, block_size, stand_ins, memo=memo),
             # what is not looked up counts in no rate
             prompt_tokens=prompt_tokens if request.lookup else 0,
             lookup_blocks=max(prompt_tokens - 1, 0) // block_size if request.lookup else 0,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvscope.cache.hashing import block_chain, root_of
+from kvscope.cache.hashing import ChainMemo, block_chain, root_of
 from kvscope.errors import UsageError
 
 
@@ -55,3 +55,12 @@ def test_roots() -> None:
 def test_block_size_below_one() -> None:
     with pytest.raises(UsageError, match="at least one token, not 0"):
         block_chain([1], 0)
+
+
+def test_a_memo_changes_no_id() -> None:
+    memo = ChainMemo(max_blocks=300)
+    tokens = list(range(5_000))
+    for end in (0, 3, 1_000, 1_024, 4_999, 5_000, 2_000):
+        for root in (0, 7):
+            text = [*tokens[:end], *range(9_000, 9_100)]
+            assert block_chain(text, 8, root, memo=memo) == block_chain(text, 8, root)

@@ -152,6 +152,17 @@ def test_policies_on_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     assert at_300["hit_rate"] == pytest.approx(curve["hit_rate"], abs=0.005)
 
 
+@pytest.mark.parametrize("name", ["vllm-0.32.0-sequential", "vllm-0.32.0-concurrent-4"])
+def test_without_a_limit_the_quick_way_gives_what_the_pool_gives(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = DATA / "cache" / f"{name}.jsonl.gz"
+    quick = document(capsys, file, "--block-size", 32, "--per-request")
+    pool = document(capsys, file, "--block-size", 32, "--per-request", "--blocks", 1_000_000)
+    assert quick["per_request"] == pool["per_request"]
+    assert quick["hit_tokens"] == pool["hit_tokens"] > 45_728 - 2_000
+
+
 def test_people_see_tables_and_skipped_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "trace"
     log.write_text(MOONCAKE.read_text() + "{broken\n" * 7)
