@@ -48,7 +48,8 @@ _RANKS: dict[str, dict[str, int]] = {
     for field in REQUEST_FIELDS
 }
 
-_TOO_MANY: Mapping[str, Counts] = {TOO_MANY: (None,) * len(TOKEN_FIELDS)}
+_NOTHING: Counts = (None,) * len(TOKEN_FIELDS)
+_TOO_MANY: Mapping[str, Counts] = {TOO_MANY: _NOTHING}
 _ONE_AND_THE_WHOLE = 2
 _LARGEST_COUNT = 2**31 - 1
 
@@ -117,14 +118,16 @@ def _additions(part: RequestPart, record: RequestRecord) -> dict[str, Any]:
             sources[field] = teller
     if changes:
         told = {**known, **sources}
-        changes["sources"] = {field: teller for field, teller in told.items() if teller}
+        changes["sources"] = told if all(told.values()) else {name: by for name, by in told.items() if by}
     return changes
 
 
 def _pieces(part: RequestPart, source: str, record: RequestRecord) -> Pieces | None:
     """Return the record's pieces with that of ``part``, or None where nothing changes."""
-    counts = tuple(None if _says_nothing(value) else value for value in map(part.values.get, TOKEN_FIELDS))
-    if all(count is None for count in counts):
+    counts: Counts = tuple(map(part.values.get, TOKEN_FIELDS))
+    if any(isinstance(count, float) for count in counts):
+        counts = tuple(None if _says_nothing(count) else count for count in counts)
+    if counts == _NOTHING:
         return None
     own = record.pieces.get(source, {})
     before = own.get(part.piece)
@@ -141,16 +144,25 @@ def _greater(one: int | None, other: int | None) -> int | None:
 
 def _total(pieces: Pieces, field: str, place: int) -> tuple[int | None, str]:
     """Return the sum over the pieces of the source that is taken for ``field``, and that source."""
+    ranks = _RANKS[field]
     best: tuple[int, int, int, str] | None = None
     for source, own in pieces.items():
         if TOO_MANY in own:
             return None, ""
-        told = [count for piece, counts in own.items() if piece and (count := counts[place]) is not None]
-        whole = own[""][place] if "" in own else None
-        if not told and whole is not None and len(own) <= _ONE_AND_THE_WHOLE:
-            told = [whole]
-        if told and (best is None or (len(told), -_RANKS[field][source]) > best[:2]):
-            best = len(told), -_RANKS[field][source], sum(told), source
+        told = _told(own, place)
+        if told and (best is None or (len(told), -ranks[source]) > best[:2]):
+            best = len(told), -ranks[source], sum(told), source
     if best is None or best[2] > _LARGEST_COUNT:
         return None, ""
     return best[2], best[3]
+
+
+def _told(own: Mapping[str, Counts], place: int) -> list[int]:
+    """Return what one source tells at ``place``; what it says of the whole counts where no sequence does."""
+    if len(own) == 1:  # nearly always
+        (counts,) = own.values()
+        return [] if (count := counts[place]) is None else [count]
+    told = [count for piece, counts in own.items() if piece and (count := counts[place]) is not None]
+    if not told and "" in own and len(own) <= _ONE_AND_THE_WHOLE and (whole := own[""][place]) is not None:
+        return [whole]
+    return told

@@ -49,3 +49,9 @@ def test_an_id_of_very_many_requests_makes_their_tokens_unknown_and_stays_small(
 def test_a_sum_that_no_column_holds_is_unknown() -> None:
     record = joined(*(part(Source.SPAN, piece, 2**30, 5) for piece in "abc"))
     assert (record.prompt_tokens, record.cached_tokens) == (None, 15)
+
+
+def test_a_piece_that_tells_nothing_is_no_sequence() -> None:
+    nan = RequestPart(request_id="r", source=Source.SPAN, values={"prompt_tokens": float("nan")}, piece="x")
+    record = joined(part(Source.SPAN, "s", 100, None), nan)
+    assert (record.prompt_tokens, record.sequences) == (100, 1)
