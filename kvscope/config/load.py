@@ -1,6 +1,7 @@
 """Loads the agent's settings: flags win over the environment, the environment over the file."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvscope.errors import ConfigError
 from kvscope.pipeline.contracts import CollectorFactory
 
 _PREFIX = "KVSCOPE_"
+_PASSWORD = re.compile(r"//([^/@:\s]*:)[^/@\s]*@")
 # read by the plugin inside the engine, not by the agent
 _FOREIGN = frozenset({"KVSCOPE_OTLP_ENDPOINT", "KVSCOPE_PLUGIN"})
 
@@ -132,7 +134,8 @@ def _explain(error: ValidationError, cls: type[BaseModel]) -> str:
         allowed = ", ".join(sorted(_keys_at(cls, first["loc"][:-1])))
         return f"unknown key {where!r}; allowed there: {allowed}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {message[:1].lower()}{message[1:]} (got {first['input']!r})"
+    line = f"{where}: {message[:1].lower()}{message[1:]} (got {first['input']!r})"
+    return _PASSWORD.sub(r"//\1***@", line)
 
 
 def _keys_at(cls: type[BaseModel], path: Iterable[Any]) -> Iterable[str]:

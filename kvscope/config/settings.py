@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -66,6 +67,24 @@ class ExportSettings(_Part):
         return value
 
 
+def _server_url(text: str) -> str:
+    """Return a server's base URL without a slash at its end; it names the engine everywhere."""
+    no_url = f"{text!r} is not a URL such as http://127.0.0.1:8000"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(no_url) from error
+    known = parts.scheme in {"http", "https"} and parts.hostname and port != 0
+    if not known or any(letter.isspace() for letter in text):
+        raise ValueError(no_url)
+    if parts.username is not None:
+        raise ValueError("a server's URL may hold no user and password: it is stored and shown")
+    if parts.query or parts.fragment:
+        raise ValueError("a server's URL ends before any ? and #")
+    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+
+
 class AgentSettings(_Part):
     """Everything that `kvscope agent` can be told, but for the collectors' own sections."""
 
@@ -92,7 +111,4 @@ class AgentSettings(_Part):
     @field_validator("upstreams")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
-        return tuple(url.rstrip("/") for url in value)
+        return tuple(dict.fromkeys(map(_server_url, value)))

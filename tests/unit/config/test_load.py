@@ -59,6 +59,11 @@ def test_one_upstream_may_be_written_without_a_list(tmp_path: Path) -> None:
     )
 
 
+def test_upstreams_are_base_urls_once_each(tmp_path: Path) -> None:
+    text = "upstreams: ['http://h:1/', 'http://h:1', 'HTTP://h:2/v/', 'http://[::1]:3']\n"
+    assert load(tmp_path, text).upstreams == ("http://h:1", "http://h:2/v", "http://[::1]:3")
+
+
 def test_the_plugin_s_own_variables_are_not_the_agent_s(tmp_path: Path) -> None:
     settings = load(
         tmp_path, None, {"KVSCOPE_OTLP_ENDPOINT": "http://h:1/v1/traces", "KVSCOPE_PLUGIN": "off"}
@@ -76,6 +81,11 @@ def test_the_plugin_s_own_variables_are_not_the_agent_s(tmp_path: Path) -> None:
         ),
         ("collectors: {window: {}}\n", r"unknown key 'collectors.window'; allowed there: door"),
         ("upstreams: [vllm:8000]\n", r"upstreams: 'vllm:8000' is not a URL such as http://127.0.0.1:8000"),
+        ("upstreams: http://\n", r"upstreams: 'http://' is not a URL such as"),
+        ("upstreams: http://h:99999\n", r"upstreams: 'http://h:99999' is not a URL such as"),
+        ("upstreams: 'http://a b'\n", r"upstreams: 'http://a b' is not a URL such as"),
+        ("upstreams: http://h/?a=1\n", r"a server's URL ends before any \? and #"),
+        ("upstreams: http://me:secret@h\n", r"no user and password: .*got \(?'http://me:\*\*\*@h'"),
         ("admin: {port: 99999}\n", r"admin.port: .*65535.*99999"),
         ("admin: {port: many}\n", r"admin.port: .*integer.*'many'"),
         ("- a\n- b\n", r"must hold keys and values, not a list"),
