@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from kvscope.agent.export_spans import otlp_exporter, span_of
+from kvscope.agent.export_spans import SENDER, otlp_exporter, span_of
 from kvscope.analysis.worker import Worker
 from kvscope.clock import Clock
 from kvscope.config.settings import ExportSettings
@@ -112,7 +112,7 @@ class Exporter:
         self._waiting: deque[ReadableSpan] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._sender = threading.Thread(target=self._send_all, name="kvscope-export-sender", daemon=True)
+        self._sender = threading.Thread(target=self._send_all, name=SENDER, daemon=True)
         self._looked_at = 0.0
         self._sent = 0
         self._problem = False

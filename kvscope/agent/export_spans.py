@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from typing_extensions import override
 
 from kvscope.model.request import RequestRecord
 from kvscope.model.request import Status as RequestStatus
@@ -53,6 +54,19 @@ _ATTRIBUTES = {
     "experiment": "kvscope.experiment",
     "arm": "kvscope.arm",
 }
+
+
+SENDER = "kvscope-export-sender"
+"""Name of the thread that sends."""
+
+
+class _NotFromSender(logging.Filter):
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.threadName != SENDER
+
+
+_NOT_FROM_SENDER = _NotFromSender()
 
 
 def span_of(record: RequestRecord, *, now: float) -> ReadableSpan:
@@ -117,11 +131,16 @@ def _text(value: str) -> str:
 def otlp_exporter(endpoint: str, *, timeout_seconds: float) -> SpanExporter:
     """Return the SDK's exporter for ``endpoint``: OTLP/HTTP where it has a path or port 4318, else gRPC.
 
-    Headers are the SDK's to read, from OTEL_EXPORTER_OTLP_HEADERS. Its own log lines about failures are
-    left out: kvscope says it once.
+    Headers are the SDK's to read, from OTEL_EXPORTER_OTLP_HEADERS. Its log lines about failures, one for each
+    try, are left out where they come from the thread ``SENDER``: kvscope says it once.
     """
-    for name in ("grpc.exporter", "grpc.trace_exporter", "http.trace_exporter"):
-        logging.getLogger(f"opentelemetry.exporter.otlp.proto.{name}").setLevel(logging.CRITICAL)
+    for name in (
+        "proto.grpc.exporter",
+        "proto.grpc.trace_exporter",
+        "proto.http.trace_exporter",
+        "common.http",
+    ):
+        logging.getLogger(f"opentelemetry.exporter.otlp.{name}").addFilter(_NOT_FROM_SENDER)
     parts = urlsplit(endpoint)
     if parts.path.strip("/") or parts.port == _HTTP_PORT:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter

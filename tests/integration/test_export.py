@@ -88,6 +88,18 @@ async def test_a_request_arrives_enriched_and_linked(protocol: str) -> None:
     assert [part for batch in sink.accepted for part in batch.parts] == []
 
 
+@pytest.mark.parametrize("path", ["", "/v1/traces"], ids=["grpc", "http"])
+async def test_a_backend_that_is_away_is_told_of_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    registry = CollectorRegistry()
+    exporter = _exporter(registry, endpoint=f"http://127.0.0.1:{free_port()}{path}", timeout_seconds=0.2)
+    exporter.on_committed(_finished("r-1"))
+    await eventually(lambda: (registry.get_sample_value("kvscope_export_failures_total") or 0) >= 2)
+    exporter.stop()
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"]
+    assert line.endswith("does not take spans; they wait, bounded")
+    assert _count(registry, "failed") == 1
+
+
 async def test_what_has_ended_is_sent_when_the_agent_stops() -> None:
     async with _backend() as (sink, grpc, _):
         exporter = _exporter(CollectorRegistry(), endpoint=grpc, wait_seconds=600.0)
