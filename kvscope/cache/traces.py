@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope.cache.numbering import Numbering
 from kvscope.errors import UsageError
 
 Ints = NDArray[np.int64]
-_SCOPE_BITS = 40
-_DENSE = 4  # ids are used as they are while the largest is at most so many times their number
+_BATCH_BLOCKS = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +70,22 @@ class BlockTrace:
 
 
 class TraceBuilder:
-    """Takes requests one by one, about 8 bytes a block, and puts them in order at the end."""
+    """Takes requests one by one, about 4 bytes a block, and puts them in order at the end."""
 
     def __init__(self, block_size: int) -> None:
         if block_size < 1:
             raise UsageError(f"a block holds at least one token, not {block_size}")
         self.block_size = block_size
-        self._ids = array("Q")
+        self._waiting = array("Q")  # ids of the scope at hand that have no numbers yet
+        self._scope = ""
+        self._numberings: dict[str, Numbering] = {}
+        self._distinct = 0
+        self._blocks = array("i")
         self._ends = array("q")
         self._lookups = array("q")
         self._prompt_tokens = array("q")
-        self._uncached = array("b")
+        self._uncached = array("q")
         self._at = array("d")
-        self._scopes: dict[str, int] = {"": 0}
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -97,18 +100,16 @@ class TraceBuilder:
         uncached: int = 0,
         scope: str = "",
     ) -> None:
-        """Add a request by its block ids; ids of a named scope, all below 2**40, equal those of no other.
+        """Add a request by its block ids; ids of a named scope equal those of no other.
 
         ``lookup_blocks``: how many of them a lookup may find; None for all. Requests with the same ``at``
         stay in the order in which they came.
         """
-        offset = self._scopes.setdefault(scope, len(self._scopes)) << _SCOPE_BITS
-        if offset:
-            moved = np.asarray(ids, dtype=np.uint64) + np.uint64(offset)
-            self._ids.frombytes(moved.tobytes())
-        else:
-            self._ids.extend(ids)
-        self._ends.append(len(self._ids))
+        if scope != self._scope or len(self._waiting) >= _BATCH_BLOCKS:
+            self._give_numbers()
+            self._scope = scope
+        self._waiting.extend(ids)
+        self._ends.append(len(self._blocks) + len(self._waiting))
         self._lookups.append(len(ids) if lookup_blocks is None else min(lookup_blocks, len(ids)))
         self._prompt_tokens.append(prompt_tokens)
         self._uncached.append(uncached)
@@ -116,18 +117,17 @@ class TraceBuilder:
 
     def build(self) -> tuple[BlockTrace, Ints]:
         """Return the trace in order of time, and the places at which its requests were added."""
-        at = np.frombuffer(self._at, dtype=np.float64) if self._at else np.zeros(0)
-        order = np.argsort(at, kind="stable")
+        self._give_numbers()
+        order = np.argsort(np.frombuffer(self._at) if self._at else np.zeros(0), kind="stable")
         ends = _column(self._ends)
         lengths = np.diff(ends, prepend=0)
-        ids = np.frombuffer(self._ids, dtype=np.uint64) if self._ids else np.zeros(0, np.uint64)
+        blocks = np.frombuffer(self._blocks, dtype=np.int32) if self._blocks else np.zeros(0, np.int32)
         if (order[1:] < order[:-1]).any():
-            begins = ends - lengths
-            starts = np.concatenate([[0], np.cumsum(lengths[order])])
-            ids = ids[np.repeat(begins[order] - starts[:-1], lengths[order]) + np.arange(len(ids))]
-        else:
-            starts = np.concatenate([[0], ends])
-        blocks, distinct = _numbered(ids)
+            begins = (ends - lengths)[order].tolist()
+            parts = zip(begins, ends[order].tolist(), strict=True)
+            blocks = np.concatenate([blocks[begin:end] for begin, end in parts])
+        starts = np.concatenate([[0], np.cumsum(lengths[order])])
+        distinct = self._distinct
         rechained = not _one_parent_each(blocks, starts, distinct)
         if rechained:
             blocks, distinct = _chained(blocks, starts)
@@ -137,42 +137,45 @@ class TraceBuilder:
             starts=starts,
             lookups=_column(self._lookups)[order],
             prompt_tokens=_column(self._prompt_tokens)[order],
-            uncached=np.frombuffer(self._uncached, dtype=np.int8).astype(np.int64)[order]
-            if self._uncached
-            else np.zeros(0, np.int64),
+            uncached=_column(self._uncached)[order],
             distinct=distinct,
             rechained=rechained,
         )
         return trace, order
+
+    def _give_numbers(self) -> None:
+        if not self._waiting:
+            return
+        numbering = self._numberings.setdefault(self._scope, Numbering())
+        ids = np.frombuffer(self._waiting, dtype=np.uint64)
+        numbers, self._distinct = numbering.number(ids, self._distinct)
+        self._blocks.frombytes(numbers.tobytes())
+        self._waiting = array("Q")
 
 
 def _column(values: "array[int]") -> Ints:
     return np.frombuffer(values, dtype=np.int64) if values else np.zeros(0, np.int64)
 
 
-def _numbered(ids: NDArray[np.uint64]) -> tuple[NDArray[np.int32], int]:
-    """Return the ids as numbers from 0 on without gaps, and how many there are."""
-    if not len(ids):
-        return np.zeros(0, np.int32), 0
-    largest = int(ids.max())
-    if largest < max(_DENSE * len(ids), 1024):
-        present = np.zeros(largest + 1, dtype=np.bool_)
-        present[ids] = True
-        numbers = np.cumsum(present, dtype=np.int32) - np.int32(1)
-        return numbers[ids], int(present.sum())
-    unique, inverse = np.unique(ids, return_inverse=True)
-    return inverse.astype(np.int32), len(unique)
-
-
 def _one_parent_each(blocks: NDArray[np.int32], starts: Ints, distinct: int) -> bool:
     """Whether each block follows the same one wherever it stands, so that it names its whole prefix."""
-    before = np.empty_like(blocks)
-    before[1:] = blocks[:-1]
-    firsts = starts[:-1]
-    before[firsts[firsts < starts[1:]]] = -1
-    parents = np.empty(distinct, dtype=np.int32)
-    parents[blocks] = before
-    return bool((parents[blocks] == before).all())
+    unknown, none = -2, -1
+    parents = np.full(distinct, unknown, dtype=np.int32)
+    firsts = starts[:-1][starts[:-1] < starts[1:]]
+    for start in range(0, len(blocks), _BATCH_BLOCKS):
+        mine = blocks[start : start + _BATCH_BLOCKS]
+        before = np.empty_like(mine)
+        before[1:] = mine[:-1]
+        before[0] = blocks[start - 1]  # at the very start the next line writes over it
+        here = slice(*np.searchsorted(firsts, [start, start + len(mine)]))
+        before[firsts[here] - start] = none
+        known = parents[mine]
+        if ((known != unknown) & (known != before)).any():
+            return False
+        parents[mine] = before
+        if (parents[mine] != before).any():
+            return False
+    return True
 
 
 def _chained(blocks: NDArray[np.int32], starts: Ints) -> tuple[NDArray[np.int32], int]:

@@ -1,6 +1,8 @@
 """``kvscope replay``: what the requests of log files and traces would have hit."""
 
 import dataclasses
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +63,29 @@ def replay(
     FILES are request logs (OpenAI bodies, plain or wrapped), recordings with token ids, Mooncake and Bailian
     traces, kv-cache-tester sessions or lines of text, told by content, gzipped or not; - is standard input.
     """
-    report = replay_files(
-        files,
-        ReplayOptions(
-            num_blocks=blocks,
-            block_size=block_size,
-            policy=policy,
-            curve=curve,
-            per_request=per_request,
-            tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
-        ),
+    options = ReplayOptions(
+        num_blocks=blocks,
+        block_size=block_size,
+        policy=policy,
+        curve=curve,
+        per_request=per_request,
+        tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
     )
+    with _at_work():
+        report = replay_files(files, options)
     if as_json:
         emit_json(_document(report))
     else:
         _show(report)
+
+
+def _at_work() -> AbstractContextManager[Any]:
+    """Show on a terminal that work goes on."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status("reading and replaying ...")
 
 
 def _tokenizer(named: str) -> Encoder:

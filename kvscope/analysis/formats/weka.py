@@ -11,8 +11,6 @@ from typing import Any
 from kvscope.analysis.formats.fields import block_ids, count, optional_count, seconds
 from kvscope.analysis.formats.records import BlockIds, LineError, LoggedRequest
 
-_MAX_LOCAL_ID = 1 << 40
-
 
 def is_weka(value: Mapping[str, Any]) -> bool:
     """Whether the document is a session."""
@@ -68,8 +66,6 @@ def _requests(
 def _request(session: _Session, value: Mapping[str, Any], name: str, start: float) -> LoggedRequest:
     tokens = count(value, "in")
     ids = block_ids(value, "hash_ids", tokens, session.block_size)
-    if session.scope and ids and max(ids) >= _MAX_LOCAL_ID:
-        raise LineError("`hash_ids` that are local to a file must be below 2**40")
     return LoggedRequest(
         request_id=name,
         origin=session.origin,

@@ -194,14 +194,13 @@ def test_another_block_size_than_usual(tmp_path: Path) -> None:
         ({"block_size": 0}, "at least 1"),
         ({"requests": [7]}, "must be an object"),
         ({"requests": [{"type": "subagent", "t": 0, "requests": None}]}, "must be a list"),
-        ({"requests": [{"t": 0, "in": 64, "hash_ids": [1 << 40]}]}, r"below 2\*\*40"),
         ({"requests": [{"t": 0, "in": -1, "hash_ids": []}]}, "`in` must be"),
     ],
 )
 def test_bad_sessions(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     document = {"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": []} | change
     ((_, reason),) = bad(written(tmp_path / "s.json", document))
-    assert words.replace("\\", "") in reason
+    assert words in reason
 
 
 def test_gzip_and_one_that_breaks_off(tmp_path: Path) -> None:
