@@ -11,8 +11,8 @@ from kvscope.model.telemetry import MetricSample
 from kvscope.pipeline.contracts import Batch
 from kvscope.reports.sums import engine_sums
 from kvscope.store.counters import HITS, PROCESS_START, QUERIES
-from kvscope.store.database import open_store
 from kvscope.store.retention import Retention
+from tests.support.databases import empty_store
 
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["request", "request", "scrape", "scrape", "restart"]), st.integers(0, 50)),
@@ -44,7 +44,7 @@ def life(events: Sequence[tuple[str, int]], *, engine: str, tells_start: bool) -
     return Batch(parts=parts, samples=samples)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     first=EVENTS,
     second=EVENTS,
@@ -64,7 +64,7 @@ def test_pruning_leaves_the_sums_of_engines_that_are_still_heard(
         life(second, engine="b", tells_start=tells_start),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        store = open_store(f"sqlite:///{folder}/s.db", upgrade=True)
+        store = empty_store(folder)
         store.batches.write(batches)
         counters, sums = store.reader.counters(), engine_sums(store)
         last_heard = {batch.samples[0].engine: batch.samples[-1].at for batch in batches if batch.samples}

@@ -4,6 +4,7 @@ A test that takes either runs twice, on SQLite and on a real PostgreSQL. `sqlite
 are for tests of one dialect.
 """
 
+import functools
 import itertools
 import shutil
 import subprocess
@@ -72,6 +73,21 @@ def postgresql_process() -> Iterator[PostgresqlServer]:
 def postgresql_server(postgresql_process: PostgresqlServer) -> str:
     """Give the URL of the server's maintenance database."""
     return postgresql_process.url
+
+
+@functools.cache
+def _migrated_file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kvscope.db"
+        open_store(f"sqlite:///{file}", upgrade=True).close()
+        return file.read_bytes()
+
+
+def empty_store(folder: str) -> Store:
+    """Open a new store in a SQLite file; quick, for tests that need hundreds of them."""
+    file = Path(folder) / "kvscope.db"
+    file.write_bytes(_migrated_file())
+    return open_store(f"sqlite:///{file}")
 
 
 @pytest.fixture
