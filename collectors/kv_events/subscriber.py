@@ -63,13 +63,18 @@ class KvEventSubscriber:
             self._sockets = None
 
     def health(self) -> tuple[bool, str]:
-        """Return whether every engine is connected and heard without loss, and how it goes."""
+        """Return whether every engine that was named is connected, and how it goes.
+
+        Nobody asked for those that were found: that one cannot be reached is told, and is no fault.
+        """
         sources = [*self._named, *(source for source, _ in self._found.values())]
         if not sources:
             return True, "no upstream tells of published events" if self._asking else "not configured"
-        silent = [source for source in sources if not source.state.connected]
+        silent = [source.where for source in sources if not source.state.connected]
+        if silent and self._named:
+            return False, f"not connected to {silent[0]}"
         if silent:
-            return False, f"not connected to {silent[0].where}"
+            return True, f"not connected to {silent[0]}, where an engine says that it publishes"
         states = [source.state for source in sources]
         engines = len({source.engine for source in sources})
         line = f"{sum(state.batches for state in states)} batches of {engines} engines"

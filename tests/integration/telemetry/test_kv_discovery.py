@@ -81,7 +81,7 @@ async def test_publishers_are_found_and_followed_to_other_ports() -> None:
         await eventually(lambda: len(log.batches) == 3)
         assert (log.batches[2].engine, log.batches[2].replica) == (server.url, "1")
         assert log.batches[2].events == (AllBlocksCleared(),)
-        await eventually(lambda: subscriber.health()[0])
+        await eventually(lambda: "2 ranks" in subscriber.health()[1])
         await moved.publish(3)
         await eventually(lambda: len(log.batches) == 4)
         await second.publish(4)  # nobody hears it any more
@@ -156,3 +156,14 @@ def _neighbours() -> tuple[int, int]:
                 continue
             return port, port + 1
     raise AssertionError("no free ports")
+
+
+async def test_a_publisher_that_was_found_and_cannot_be_reached_is_told_and_no_fault() -> None:
+    publisher = Publisher()
+    async with Server() as server, _asking(server) as (subscriber, _):
+        server.tells(r0=publisher)
+        where = publisher.endpoint
+        await publisher.close()
+        told = f"not connected to {where}, where an engine says that it publishes"
+        await eventually(lambda: subscriber.health() == (True, told))
+    assert server.asked > 0
