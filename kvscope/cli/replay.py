@@ -60,8 +60,9 @@ def replay(
 ) -> None:
     """Replay FILES through a model of vLLM's prefix cache, in the order of their times.
 
-    FILES are request logs (OpenAI bodies, plain or wrapped), recordings with token ids, Mooncake and Bailian
-    traces, kv-cache-tester sessions or lines of text, told by content, gzipped or not; - is standard input.
+    FILES are request logs (OpenAI or Anthropic bodies, plain or wrapped), recordings with token ids, Mooncake
+    and Bailian traces, kv-cache-tester sessions, ShareGPT conversations or lines of text, told by content,
+    gzipped or not; - is standard input.
     """
     options = ReplayOptions(
         num_blocks=blocks,

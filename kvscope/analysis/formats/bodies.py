@@ -1,8 +1,9 @@
-"""OpenAI-style request bodies, a JSON line each: plain, or wrapped with times, usage and tokens."""
+"""OpenAI-style and Anthropic request bodies, plain or wrapped with times, usage and the engine's tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvscope.analysis.formats.anthropic import as_openai, is_anthropic
 from kvscope.analysis.formats.fields import first_text, optional_count, unix_seconds
 from kvscope.analysis.formats.records import Body, LineError, LoggedRequest, TokenIds
 
@@ -51,7 +52,9 @@ def body(value: Mapping[str, Any], name: str, _block_size: int | None = None) ->
         origin=name,
         at=at,
         finished_at=finished_at,
-        prompt=Body(api=api, body=inner) if tokens is None else TokenIds(ids=tokens),
+        prompt=Body(api=api, body=as_openai(inner) if is_anthropic(inner) else inner)
+        if tokens is None
+        else TokenIds(ids=tokens),
         prompt_tokens=optional_count(usage, "prompt_tokens"),
         cached_tokens=optional_count(details if isinstance(details, dict) else usage, "cached_tokens"),
         output=optional_count(usage, "completion_tokens") if output is None else output,

@@ -7,17 +7,18 @@ from typing import Any
 
 import msgspec
 
-from kvscope.analysis.formats import block_traces, bodies, texts, weka
+from kvscope.analysis.formats import block_traces, bodies, sharegpt, texts, weka
 from kvscope.analysis.formats.records import BadLine, LineError, LoggedRequest
 from kvscope.analysis.formats.sources import STDIN, BrokenStreamError, expanded, opened
 from kvscope.errors import UsageError
 
-_Line = Callable[[Mapping[str, Any], str, int | None], LoggedRequest]
+_Line = Callable[[Mapping[str, Any], str, int | None], LoggedRequest | Iterator[LoggedRequest]]
 _TOKEN_COUNTS_ONLY = b"TIMESTAMP,ContextTokens"  # Azure's public traces
 _MOST_UNKNOWN = 1_000
 KNOWN = (
-    "OpenAI request bodies (plain or wrapped), recordings with token ids, Mooncake and Bailian block traces, "
-    "kv-cache-tester sessions, agent traces with `input`, lines of plain text"
+    "OpenAI and Anthropic request bodies (plain or wrapped), recordings with token ids, Mooncake and Bailian "
+    "block traces, ShareGPT conversations, kv-cache-tester sessions, agent traces with `input`, "
+    "lines of plain text"
 )
 
 
@@ -34,6 +35,7 @@ LINE_FORMATS = (
     Format("mooncake", block_traces.is_mooncake, block_traces.mooncake),
     Format("bailian", block_traces.is_bailian, block_traces.bailian),
     Format("bodies", bodies.is_body, bodies.body),
+    Format("sharegpt", sharegpt.is_sharegpt, sharegpt.sharegpt),
     Format("agent trace", texts.is_agent_trace, texts.agent_trace),
 )
 
@@ -83,16 +85,31 @@ class _File:
                 yield texts.plain_line(line, name)
                 self._plain = self._known = True
                 return
-            value = _decoded(line)
+            decoded = _decoded(line)
+        except LineError as error:
+            yield self._bad(number, str(error))
+            return
+        if isinstance(decoded, dict):
+            yield from self._value(number, name, decoded)
+            return
+        for place, value in enumerate(decoded):  # a whole log as one list
+            yield from self._value(number, f"{name}/{place}", value)
+
+    def _value(self, number: int, name: str, value: Any) -> Iterator[LoggedRequest | BadLine]:
+        try:
+            if not isinstance(value, dict):
+                raise LineError(f"a {type(value).__name__} and no JSON object")  # noqa: TRY301 - told as others
             if weka.is_weka(value):
                 self._known = True
                 yield from self._session(number, value)
                 return
-            request = self._format_of(value).read(value, name, self._block_size)
+            found = self._format_of(value).read(value, name, self._block_size)
+            if isinstance(found, LoggedRequest):
+                yield found
+            else:
+                yield from found
         except LineError as error:
             yield self._bad(number, str(error))
-            return
-        yield request
 
     def _begins_text(self, line: bytes) -> bool:
         """Whether a file that begins with this line is one of plain text."""
@@ -126,11 +143,11 @@ class _File:
         return BadLine(origin=f"{self._name}:{number}", reason=reason)
 
 
-def _decoded(line: bytes) -> Mapping[str, Any]:
+def _decoded(line: bytes) -> dict[str, Any] | list[Any]:
     try:
         value = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise LineError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | list):
         raise LineError(f"a {type(value).__name__} and no JSON object")
     return value

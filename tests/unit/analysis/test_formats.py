@@ -136,6 +136,74 @@ def test_agent_traces_and_plain_text(tmp_path: Path) -> None:
     assert second.prompt.body["prompt"] == "[second] prompt"
 
 
+def test_conversations_of_sharegpt_are_a_request_for_each_answer(tmp_path: Path) -> None:
+    turns = [
+        {"from": "system", "value": "s"},
+        {"from": "human", "value": "q1"},
+        {"from": "gpt", "value": "a1"},
+        {"from": "human", "value": "q2"},
+        {"from": "gpt", "value": "a2"},
+    ]
+    good = {"id": "c", "conversations": turns}
+    file = tmp_path / "sharegpt.json"
+    for text in (json.dumps([good]), json.dumps([good], indent=1), json.dumps(good)):
+        file.write_text(text)
+        first, second = requests(file)
+        assert (first.request_id, second.request_id, second.session) == ("c/2", "c/4", "c")
+        assert isinstance(second.prompt, Body)
+        assert [each["content"] for each in second.prompt.body["messages"]] == ["s", "q1", "a1", "q2"]
+        assert second.prompt.body["messages"][2]["role"] == "assistant"
+    file.write_text(json.dumps([{"conversations": [{"from": "nobody", "value": "x"}]}, 7, good]))
+    assert [line for line, _ in bad(file)] == [1, 1]
+    assert sum(isinstance(each, LoggedRequest) for each in read([file])) == 2
+
+
+def test_anthropic_bodies_become_chat_bodies(tmp_path: Path) -> None:
+    body = {
+        "model": "m",
+        "system": [{"type": "text", "text": "be brief"}],
+        "tools": [{"name": "now", "description": "time", "input_schema": {"type": "object"}}],
+        "messages": [
+            {"role": "user", "content": "when?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "let me look"},
+                    {"type": "tool_use", "id": "t1", "name": "now", "input": {"zone": "é"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [{"type": "text", "text": "12:00"}],
+                    },
+                    {"type": "text", "text": "well?"},
+                ],
+            },
+        ],
+    }
+    (found,) = requests(written(tmp_path / "log", {"request": body, "sent_at": 5}))
+    assert isinstance(found.prompt, Body)
+    converted = found.prompt.body
+    call = {"id": "t1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "é"}'}}
+    assert converted["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "when?"},
+        {"role": "assistant", "content": "let me look", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "12:00"},
+        {"role": "user", "content": "well?"},
+    ]
+    function = {"name": "now", "description": "time", "parameters": {"type": "object"}}
+    assert converted["tools"] == [{"type": "function", "function": function}]
+    assert "system" not in converted
+    (plain,) = requests(written(tmp_path / "log", CHAT))
+    assert isinstance(plain.prompt, Body)
+    assert plain.prompt.body == CHAT
+
+
 def test_bad_lines_are_told_and_the_rest_is_read(tmp_path: Path) -> None:
     file = written(
         tmp_path / "trace",
