@@ -81,7 +81,7 @@ class _File:
     def _line(self, number: int, line: bytes) -> Iterator[LoggedRequest | BadLine]:
         name = f"{self._name}:{number}"
         try:
-            if self._plain or (not self._known and self._begins_text(line)):
+            if self._plain or (not self._known and not self._bad_lines and self._begins_text(line)):
                 yield texts.plain_line(line, name)
                 self._plain = self._known = True
                 return

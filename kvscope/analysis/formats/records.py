@@ -70,7 +70,7 @@ class BadLine:
     @property
     def line(self) -> int:
         """The line's number, from 1 on."""
-        return int(self.origin.rpartition(":")[2])
+        return int(self.origin.rpartition(":")[2].partition("/")[0])  # "/": a place in a list on the line
 
 
 class LineError(Exception):

@@ -314,6 +314,8 @@ def test_what_has_no_known_format(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
     assert bad(tmp_path / "binary") == [(1, "neither JSON nor text")]
     (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "odd").write_text('{"a": 1}\n"a text among objects"\nmore\n')
+    assert [line for line, _ in bad(tmp_path / "odd")] == [1, 2, 3]
     assert bad(tmp_path / "empty") == [(0, "the file is empty")]
     (tmp_path / "latin").write_bytes(b"good\nna\xefve\n")
     assert bad(tmp_path / "latin")[0][0] == 2

@@ -163,6 +163,18 @@ def test_without_a_limit_the_quick_way_gives_what_the_pool_gives(
     assert quick["hit_tokens"] == pool["hit_tokens"] > 45_728 - 2_000
 
 
+def test_a_list_of_bodies_of_which_one_has_no_prompt(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log.json"
+    log.write_text(json.dumps([{"prompt": ["two", "prompts"]}, {"prompt": "one"}], indent=1))
+    got = document(capsys, log, "--tokenizer", DATA / "tokenizer")
+    assert got["requests"] == 1
+    (skipped,) = got["skipped"]
+    assert (skipped["file"], skipped["line"]) == ("log.json", 1)
+    assert "needs one prompt" in skipped["reason"]
+
+
 def test_people_see_tables_and_skipped_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "trace"
     log.write_text(MOONCAKE.read_text() + "{broken\n" * 7)
