@@ -104,6 +104,12 @@ def upstream_headers(
     return [(name.decode("latin-1"), _text(value)) for name, value in raw if name not in dropped]
 
 
+def uncompressed(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return headers that ask for an answer that can be read: what was asked for must be taken out again."""
+    kept = [(name, value) for name, value in headers if name != "accept-encoding"]
+    return [*kept, ("accept-encoding", "identity")]
+
+
 def client_headers(
     raw: RawHeaders, *, engine: str, length_changes: bool = False
 ) -> list[tuple[bytes, bytes]]:

@@ -8,7 +8,7 @@ import msgspec
 
 from collectors.gateway.call import Call, Recorder, now, session_of, word
 from collectors.gateway.errors import BodyTooLargeError, ClientGoneError, upstream_error
-from collectors.gateway.headers import UsedIds, first_values, identify, upstream_headers
+from collectors.gateway.headers import UsedIds, first_values, identify, uncompressed, upstream_headers
 from collectors.gateway.incoming import Receive, Scope, Send, WhileConnected, read_body
 from collectors.gateway.metrics import GatewayMetrics
 from collectors.gateway.passing import UPSTREAM_FAILURES, target_url
@@ -142,6 +142,8 @@ class Inference:
             async with WhileConnected(receive):
                 call.overhead_seconds = now() - call.read_at
                 url = target_url(scope, call.engine)
+                if call.asked_usage:
+                    headers = uncompressed(headers)
                 answer = await self._upstreams.send("POST", url, headers, call.sent)
                 await _relay(relay, answer)
         except (ClientGoneError, asyncio.CancelledError) as error:

@@ -84,6 +84,20 @@ async def test_usage_is_asked_for_and_taken_out_again(name: str) -> None:
     assert (record["output_tokens"], record["cached_tokens"]) == (5, 0)
 
 
+async def test_an_answer_out_of_which_usage_is_taken_is_not_asked_for_compressed() -> None:
+    async def script(heard: Heard, wire: Wire) -> None:
+        assert "gzip" not in (heard.header("accept-encoding") or "")
+        await wire.send(recording("chat_stream_usage"))
+
+    wish = [("Accept-Encoding", "gzip, deflate")]
+    async with fake_server(script) as server, running_gateway(server.url) as gateway:
+        answer = await gateway.ask(b'{"stream": true}', headers=wish)
+        server.script = saying(recording("chat"))
+        await gateway.ask(BODY, headers=wish)
+    assert b'"usage":{' not in answer.body
+    assert [heard.header("accept-encoding") for heard in server.heard] == ["identity", "gzip, deflate"]
+
+
 async def test_usage_of_several_choices_is_asked_for_once_the_fingerprint_is_known() -> None:
     """Nothing can wait there, so the fingerprint of an earlier answer is what makes the bytes the same."""
     body = {"stream": True, "n": 2}
