@@ -56,7 +56,8 @@ def check(db: str | None, as_json: bool) -> int:
 def prune(db: str | None, as_json: bool, older_than: str) -> None:
     """Remove old requests, misses, spans and samples; an agent may go on writing meanwhile.
 
-    Suggestions, models, experiments and the requests of those that still run are kept.
+    Suggestions, models, experiments and the requests of those that still run are kept, and so are
+    requests of which no source told when they arrived.
     """
     before_at = max(0.0, ago(older_than, "--older-than"))
     with opened(db) as store:
