@@ -53,11 +53,14 @@ def request_part(span: Span) -> RequestPart | None:
 
 
 def _part(span: Span, source: Source, values: dict[str, Any]) -> RequestPart | None:
-    """Return a part of its own sequence where an engine speaks: vLLM 0.32 (executed) sends one span each."""
+    """Return a part of its own sequence where vLLM speaks: it sends one span each (0.32, executed).
+
+    Of other producers' spans several may be about one sequence.
+    """
     request_id = _request_id(span.attributes)
     if request_id is None:
         return None
-    piece = span.span_id if "gen_ai.request.id" in span.attributes else ""
+    piece = span.span_id if span.name in {ENGINE_SPAN, PLUGIN_SPAN} else ""
     return RequestPart(request_id=request_id, source=source, values=values, piece=piece)
 
 

@@ -4,8 +4,8 @@ Each field has an order of trust among sources. A value from a more trusted sour
 less trusted source; among equals the greater one wins, so that every order of arrival, delay and
 repetition ends in the same record.
 
-Tokens add up over the pieces of a request. The source that tells a count of most pieces is taken, and among
-those the most trusted one: what the others say is not the whole.
+Tokens add up over the pieces of a request. Of the sources that tell a count of all pieces the most trusted
+one is taken; where there is none the sum is unknown.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from kvscope.model.request import (
     RequestPart,
     RequestRecord,
     Source,
+    count_sequences,
 )
 
 _DEFAULT_TRUST = (Source.GATEWAY, Source.SPAN, Source.PLUGIN, Source.ANALYSIS)
@@ -113,8 +114,9 @@ def _additions(part: RequestPart, record: RequestRecord) -> dict[str, Any]:
     pieces = _pieces(part, source, record)
     if pieces is not None:
         changes["pieces"] = pieces
+        sequences = count_sequences(pieces)
         for field, place in _PLACES.items():
-            changes[field], teller = _total(pieces, field, place)
+            changes[field], teller = _total(pieces, field, place, sequences)
             sources[field] = teller
     if changes:
         told = {**known, **sources}
@@ -127,7 +129,7 @@ def _pieces(part: RequestPart, source: str, record: RequestRecord) -> Pieces | N
     counts: Counts = tuple(map(part.values.get, TOKEN_FIELDS))
     if any(isinstance(count, float) for count in counts):
         counts = tuple(None if _says_nothing(count) else count for count in counts)
-    if counts == _NOTHING:
+    if counts == _NOTHING and not part.piece:
         return None
     own = record.pieces.get(source, {})
     before = own.get(part.piece)
@@ -142,19 +144,15 @@ def _greater(one: int | None, other: int | None) -> int | None:
     return max((count for count in (one, other) if count is not None), default=None)
 
 
-def _total(pieces: Pieces, field: str, place: int) -> tuple[int | None, str]:
+def _total(pieces: Pieces, field: str, place: int, sequences: int) -> tuple[int | None, str]:
     """Return the sum over the pieces of the source that is taken for ``field``, and that source."""
     ranks = _RANKS[field]
-    best: tuple[int, int, int, str] | None = None
+    best: tuple[int, str] | None = None
     for source, own in pieces.items():
-        if TOO_MANY in own:
-            return None, ""
         told = _told(own, place)
-        if told and (best is None or (len(told), -ranks[source]) > best[:2]):
-            best = len(told), -ranks[source], sum(told), source
-    if best is None or best[2] > _LARGEST_COUNT:
-        return None, ""
-    return best[2], best[3]
+        if len(told) >= sequences and (best is None or ranks[source] < ranks[best[1]]):
+            best = sum(told), source
+    return best if best is not None and best[0] <= _LARGEST_COUNT else (None, "")
 
 
 def _told(own: Mapping[str, Counts], place: int) -> list[int]:

@@ -49,6 +49,17 @@ MOST_PIECES = 256
 TOO_MANY = "*"
 """Stands for all pieces of a source where there are more."""
 
+
+def count_sequences(pieces: Pieces) -> int:
+    """Return how many sequences the source with most pieces tells of; one where nothing is told."""
+    most = 1
+    for own in pieces.values():
+        if TOO_MANY in own:
+            return MOST_PIECES + 1
+        most = max(most, len(own) - ("" in own))
+    return most
+
+
 TOKEN_FIELDS = ("prompt_tokens", "output_tokens", "cached_tokens")
 
 
@@ -97,9 +108,7 @@ class RequestRecord:
     @property
     def sequences(self) -> int:
         """How many sequences this record stands for: more than one for `n`, lists of prompts, shared ids."""
-        if any(TOO_MANY in own for own in self.pieces.values()):
-            return MOST_PIECES + 1
-        return max((len(own) - ("" in own) for own in self.pieces.values()), default=1) or 1
+        return count_sequences(self.pieces)
 
 
 REQUEST_FIELDS = frozenset(f.name for f in dataclasses.fields(RequestRecord)) - {

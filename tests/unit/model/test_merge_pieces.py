@@ -51,7 +51,12 @@ def test_a_sum_that_no_column_holds_is_unknown() -> None:
     assert (record.prompt_tokens, record.cached_tokens) == (None, 15)
 
 
-def test_a_piece_that_tells_nothing_is_no_sequence() -> None:
-    nan = RequestPart(request_id="r", source=Source.SPAN, values={"prompt_tokens": float("nan")}, piece="x")
-    record = joined(part(Source.SPAN, "s", 100, None), nan)
-    assert (record.prompt_tokens, record.sequences) == (100, 1)
+def test_a_sequence_of_which_nothing_is_told_makes_the_sum_unknown() -> None:
+    told, silent = part(Source.GATEWAY, "g1", 100, 64), part(Source.GATEWAY, "g2", 100, None)
+    assert joined(told).cached_tokens == 64
+    record = joined(told, silent)
+    assert (record.prompt_tokens, record.cached_tokens, record.sequences) == (200, None, 2)
+    aborted = RequestPart(request_id="r", source=Source.GATEWAY, values={"model": "m"}, piece="g3")
+    assert joined(told, aborted).prompt_tokens is None
+    spans = [part(Source.SPAN, piece, 100, None) for piece in "xy"]
+    assert joined(told, *spans).cached_tokens is None
