@@ -111,6 +111,15 @@ async def _measure(urls: dict[str, str], body: bytes, requests: int, clients: in
     }
 
 
+def _system(chars: int) -> str:
+    """Return a system prompt as they are written: lines of some 80 characters, the first one changing."""
+    lines = [
+        f"Rule {number}: answer in short and polite sentences, and name the source of each fact."
+        for number in range(chars // 80)
+    ]
+    return "\n".join(["Current time: 2026-11-29 17:31:05", *lines])
+
+
 def _spread(values: list[float]) -> dict[str, float]:
     cuts = quantiles(values, n=100)
     return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3}
@@ -153,7 +162,7 @@ def main() -> None:
                     "model": "m",
                     "stream": True,
                     "messages": [
-                        {"role": "system", "content": "word " * (options.prompt_chars // 5)},
+                        {"role": "system", "content": _system(options.prompt_chars)},
                         {"role": "user", "content": "and now?"},
                     ],
                 }

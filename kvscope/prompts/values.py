@@ -11,7 +11,7 @@ from kvscope.prompts.patterns import CANDIDATE, DATE_WITHIN, NUMBER
 
 _WINDOW_CHARS = 4096  # a longer line is looked at around the position only
 _LABEL_CHARS = 40
-_CACHED_LINE_CHARS = 2048
+_KEY_CHARS = 2048
 _SEPARATOR = re.compile(r"[:=\uff1a]")
 _SPACES = re.compile(r"\s+")
 _DIGIT_GROUPS = re.compile(r"[0-9]+")
@@ -76,8 +76,9 @@ def line_key(line: str) -> str:
 
     It is the text before the first ``:`` or ``=`` where that is short and holds no value itself, else the
     line with each value replaced by its kind in angle brackets. Runs of whitespace count as one space.
+    The first 2,048 characters speak for a longer line.
     """
-    stripped = line.strip()
+    stripped = line[:_KEY_CHARS].strip()
     values = find_values(stripped)
     separator = _SEPARATOR.search(stripped)
     if separator and separator.start() <= _LABEL_CHARS:
@@ -96,14 +97,12 @@ def line_key(line: str) -> str:
 
 def line_key_hash(line: str) -> str:
     """Return 16 hex digits of the SHA-256 of ``line_key(line)``: tells lines apart without their text."""
-    return _cached_hash(line) if len(line) <= _CACHED_LINE_CHARS else _hash(line)
+    return _hash(line[:_KEY_CHARS])
 
 
+@lru_cache(maxsize=8192)  # most lines of most requests are old ones, and this lies on the way of traffic
 def _hash(line: str) -> str:
     return hashlib.sha256(line_key(line).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-_cached_hash = lru_cache(maxsize=8192)(_hash)
 
 
 def _window(text: str, position: int) -> tuple[int, int]:
