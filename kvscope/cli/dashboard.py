@@ -1,7 +1,7 @@
 """``kvscope dashboard``: opens the Streamlit app."""
 
 import importlib
-import subprocess
+import os
 
 import click
 
@@ -14,20 +14,19 @@ from kvscope.config.load import environment_with_db
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=8501, show_default=True)
 @click.option("--check", is_flag=True, help="Only see to it that the app can start.")
-def dashboard(db: str | None, host: str, port: int, check: bool) -> int:
+def dashboard(db: str | None, host: str, port: int, check: bool) -> None:
     """Open the dashboard on the store."""
     # the core does not know the edge: the dashboard is found by name, as a plug-in would be
     launch = importlib.import_module("dashboards.launch")
     launch.check()
     if check:
         click.echo("the dashboard can start")
-        return 0
-    click.echo(f"dashboard: http://{host}:{port}", err=True)
+        return
     environment = environment_with_db(store_url(db))
-    process = subprocess.Popen(launch.command(None, host, port), env=environment)  # noqa: S603 - our own command
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        return 0
+    from kvscope.pipeline.listen import bind
+
+    bind(host, port, setting="--port").close()
+    click.echo(f"dashboard: http://{f'[{host}]' if ':' in host else host}:{port}", err=True)
+    command = launch.command(None, host, port)
+    # in our place, not as a child: a signal to this process ends the server, nothing is left behind
+    os.execvpe(command[0], command, environment)  # noqa: S606 - our own command
