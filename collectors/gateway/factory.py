@@ -52,7 +52,9 @@ class Gateway:
         if self._listener is None:
             return False, "not started"
         where = f"{self._settings.host}:{self._listener.port}"
-        return True, f"listens on {where}, {self._app.metrics.in_flight} requests inside"
+        silent = self._upstreams.silent()
+        away = f"; without an answer from {', '.join(silent)}" if silent else ""
+        return True, f"listens on {where}, {self._app.metrics.in_flight} requests inside{away}"
 
 
 FACTORY = CollectorFactory(name="gateway", settings=GatewaySettings, create=Gateway)

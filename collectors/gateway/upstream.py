@@ -1,5 +1,6 @@
 """The connection pool towards the inference servers."""
 
+import logging
 import zlib
 from collections.abc import AsyncIterable, Sequence
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ _READ_BUFFER_BYTES = 2**16
 _ATTEMPTS = 3
 # What aiohttp would add of its own: the client's headers say what the client wants.
 _NOTHING_ADDED = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
+_LOG = logging.getLogger(__name__)
 
 
 class Upstreams:
@@ -25,6 +27,7 @@ class Upstreams:
             total=None, connect=None, sock_connect=connect_seconds, sock_read=read_seconds
         )
         self._session: aiohttp.ClientSession | None = None
+        self._silent: set[str] = set()
 
     async def open(self) -> None:
         """Make the pool: no limit on connections, no cookies kept, bytes as they are."""
@@ -68,10 +71,11 @@ class Upstreams:
         if self._session is None:
             raise aiohttp.ClientConnectionError("the gateway is stopped")
         target = URL(url, encoded=True)
+        server = str(target.origin())
         for attempt in range(_ATTEMPTS):
             context = SimpleNamespace(reused=False)
             try:
-                return await self._session.request(
+                answer = await self._session.request(
                     method,
                     target,
                     headers=headers,
@@ -79,11 +83,30 @@ class Upstreams:
                     allow_redirects=False,
                     trace_request_ctx=context,
                 )
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 repeatable = body is None or isinstance(body, bytes)
                 if attempt == _ATTEMPTS - 1 or not context.reused or not repeatable:
+                    self._note_silence(server, error)
                     raise
+            else:
+                self._note_answer(server)
+                return answer
         raise AssertionError("unreachable")
+
+    def silent(self) -> tuple[str, ...]:
+        """Return the servers whose last request could not be sent."""
+        return tuple(sorted(self._silent))
+
+    def _note_silence(self, server: str, error: Exception) -> None:
+        """Log that a server went away: once, not for each request that it fails."""
+        if server not in self._silent:
+            self._silent.add(server)
+            _LOG.warning("%s does not answer (%s); its requests get 502 until it does", server, error)
+
+    def _note_answer(self, server: str) -> None:
+        if server in self._silent:
+            self._silent.discard(server)
+            _LOG.warning("%s answers again", server)
 
 
 async def _note_reuse(_session: Any, context: SimpleNamespace, _params: Any) -> None:

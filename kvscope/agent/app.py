@@ -186,9 +186,14 @@ class Agent:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
         await self.start()
-        for name, (ok, detail) in self.health().items():
-            _LOG.info("%s: %s%s", name, "" if ok else "NOT WORKING: ", detail)
-        _LOG.info("the agent is ready")
+        parts = self.health()
+        for name, (ok, detail) in parts.items():
+            _LOG.log(logging.INFO if ok else logging.WARNING, "%s: %s", name, detail)
+        broken = [name for name, (ok, _) in parts.items() if not ok]
+        if broken:
+            _LOG.warning("the agent runs, but does not work in full: %s", ", ".join(broken))
+        else:
+            _LOG.info("the agent is ready")
         await ended.wait()
         _LOG.info("stopping")
         await self.stop()

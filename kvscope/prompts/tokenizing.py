@@ -8,6 +8,7 @@ import urllib.request
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -285,7 +286,7 @@ class ServerTokenizer:
             if refused:
                 raise UsageError(f"{reason}: it cannot tokenise this body") from error
             raise UnreachableError(reason) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
             raise UnreachableError(f"{self._url} gave no tokens: {error}") from error
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise UnreachableError(f"{self._url} gave no list of tokens")

@@ -101,6 +101,9 @@ def test_an_engine_that_dies_in_mid_stream(slow_engine: Engine, sidecar: Sidecar
     assert status == 502
     assert slow_engine.url in json.loads(answered)["error"]["message"]
     assert record(sidecar.db, "after", lambda row: row.status is not None).status is Status.ERROR
+    post(sidecar.gateway, chat(slow_engine, "still nobody?"), "after-that")
+    log = sidecar.process.tail(200)
+    assert log.count(f"{slow_engine.url} does not answer") == 1, "said once, not for each request"
     # what was served before the fault is all there
     kept = record(sidecar.db, "before", lambda row: row.causes is not None)
     assert kept.status is Status.OK
