@@ -77,13 +77,13 @@ class IntentHandler:
         promoted = self._in_force(experiment.route).experiment == experiment.id
         if promoted:
             self._require_free(experiment)
+            told = f"promotion undone: route {experiment.route} is back to what was in force before it"
+            self._move(experiment, ExperimentState.STOPPED, intent, told, now)
             self._put_in_force(experiment, experiment.baseline.transforms, None, intent.actor, now)
-        elif experiment.state is ExperimentState.STOPPED:
-            return "it is stopped already"
-        if experiment.state is not ExperimentState.STOPPED:
-            self._move(experiment, ExperimentState.STOPPED, intent, "stop asked for", now)
-        if promoted:
             return f"stopped; route {experiment.route} is back to what was in force before it"
+        if experiment.state is ExperimentState.STOPPED:
+            return "it is stopped already"
+        self._move(experiment, ExperimentState.STOPPED, intent, "stop asked for", now)
         return "stopped"
 
     def _promote(self, experiment: Experiment, intent: Intent, now: float) -> str:
@@ -102,6 +102,9 @@ class IntentHandler:
                     f"what is in force on route {experiment.route} has changed since it ran,"
                     f" and promotion would undo that; {_OVERRIDE}"
                 )
+        # the row first, as in a ramp: were the agent to die in between, the promotion would be repeated
+        told = f"promoted: the treatment is in force for all of route {experiment.route}"
+        self._move(experiment, experiment.state, intent, told, now)
         self._put_in_force(experiment, experiment.treatment.transforms, experiment.id, intent.actor, now)
         return f"the treatment is in force for all traffic of route {experiment.route}"
 

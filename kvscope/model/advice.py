@@ -117,7 +117,10 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """One change of an experiment's state: who, when, why."""
+    """One act on an experiment: who, when, why, and the state it leaves.
+
+    A ramp and a promotion are acts that leave the state as it was.
+    """
 
     experiment: str
     at: float

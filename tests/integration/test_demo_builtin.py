@@ -80,7 +80,8 @@ def test_the_loop_comes_true(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     store = open_store(document["store"])
     try:
         history = store.experiments.history(store.experiments.list()[0].id)
-        assert [row.state.value for row in history][-2:] == ["running", "decided"]
+        assert [row.state.value for row in history][-3:] == ["running", "decided", "decided"]
+        assert history[-1].reason.startswith("promoted: ")
         assert [policy.route for policy in store.advice.policies()] == ["support"]
     finally:
         store.close()

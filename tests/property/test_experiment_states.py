@@ -27,8 +27,8 @@ _KINDS = ("sort_tools", "normalize_whitespace")
 _LEGAL = {
     ExperimentState.DRAFT: {ExperimentState.RUNNING, ExperimentState.STOPPED},
     ExperimentState.RUNNING: {ExperimentState.RUNNING, ExperimentState.DECIDED, ExperimentState.STOPPED},
-    ExperimentState.DECIDED: {ExperimentState.STOPPED},
-    ExperimentState.STOPPED: set[ExperimentState](),
+    ExperimentState.DECIDED: {ExperimentState.DECIDED, ExperimentState.STOPPED},  # promoted; undone
+    ExperimentState.STOPPED: {ExperimentState.STOPPED},  # promoted by override; undone
 }
 _PARAMS: dict[IntentAction, st.SearchStrategy[dict[str, Any]]] = {
     IntentAction.START: st.just({}),

@@ -77,7 +77,8 @@ def test_a_better_layout_is_kept_then_promoted_and_promotion_is_undone_by_stop(l
     outcome = loop.ask(experiment, IntentAction.STOP, reason="answers got worse")
     assert outcome == "done: stopped; route agent is back to what was in force before it"
     assert _decision(loop) == Decision()
-    assert loop.store.experiments.history(experiment.id)[-1].reason == "stop asked for: answers got worse"
+    undone = "promotion undone: route agent is back to what was in force before it: answers got worse"
+    assert loop.store.experiments.history(experiment.id)[-1].reason == undone
 
 
 def test_a_breach_stops_the_experiment_and_the_traffic_is_back_to_the_baseline(loop: "Loop") -> None:
@@ -230,6 +231,29 @@ def test_baseline_means_what_is_in_force(sqlite_loop: "Loop") -> None:
     assert _decision(loop) == Decision(transforms=(SPACES, SORT))
     loop.ask(experiment, IntentAction.STOP)
     assert _decision(loop) == Decision(transforms=(SPACES,))
+
+
+def test_a_promotion_and_its_undoing_are_told_in_the_history(sqlite_loop: "Loop") -> None:
+    loop = sqlite_loop
+    experiment = loop.plan()
+    loop.ask(experiment, IntentAction.START)
+    decided = _run(loop, experiment, better)
+    loop.now += 60
+    loop.ask(experiment, IntentAction.PROMOTE)
+    loop.ask(experiment, IntentAction.PROMOTE)
+    assert loop.get(experiment) == decided, "neither its end nor its verdict has changed"
+    loop.ask(experiment, IntentAction.STOP)
+    assert (loop.get(experiment).ended_at, loop.get(experiment).verdict) == (decided.ended_at, Verdict.KEEP)
+    loop.ask(experiment, IntentAction.PROMOTE, override=True, reason="again")
+    loop.ask(experiment, IntentAction.STOP)
+    promoted = "promoted: the treatment is in force for all of route agent"
+    undone = "promotion undone: route agent is back to what was in force before it"
+    assert [(row.state.value, row.reason) for row in loop.store.experiments.history(experiment.id)[2:]] == [
+        ("decided", promoted),
+        ("stopped", undone),
+        ("stopped", f"{promoted}: again"),
+        ("stopped", undone),
+    ]
 
 
 def test_promotion_does_not_undo_what_came_into_force_since(sqlite_loop: "Loop") -> None:
