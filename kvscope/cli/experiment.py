@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from kvscope.cli.common import Command, db_option, emit_json, emit_table, json_option, opened
+from kvscope.cli.trial import print_trial
 from kvscope.clock import iso, system_clock
 from kvscope.errors import UnreachableError, UsageError
 from kvscope.experiments.design import from_suggestion
 from kvscope.model.advice import Experiment, Intent, IntentAction, Look, Unit
+from kvscope.reports.changes import changes_of
 from kvscope.store.database import Store
 
 _ACTOR = "command line"
@@ -84,8 +86,10 @@ def create(
         store.experiments.create(planned)
     if as_json:
         emit_json(planned)
-    else:
-        click.echo(f"created {name} on route {planned.route}: run `kvscope experiment start {name}`")
+        return
+    click.echo(f"created {name} on route {planned.route}: run `kvscope experiment start {name}`")
+    for change in changes_of(planned.treatment.transforms):
+        click.echo(f"  treatment: {change}")
 
 
 def _suggestion(store: Store, wanted: str | None) -> Any:
@@ -191,9 +195,7 @@ def status(name: str, db: str | None, as_json: bool) -> None:
         return
     verdict = f", verdict {found.verdict.value}" if found.verdict else ""
     click.echo(f"{found.name} on route {found.route}: {found.state.value}{verdict}")
-    if look:
-        for reason in look.reasons:
-            click.echo(f"  {reason}")
+    print_trial(found, look)
     emit_table(
         "History",
         ("at", "state", "by", "why"),

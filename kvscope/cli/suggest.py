@@ -9,6 +9,8 @@ from kvscope.cli.common import db_option, emit_json, emit_table, json_option, mi
 from kvscope.clock import system_clock
 from kvscope.errors import UsageError
 from kvscope.model.advice import Suggestion
+from kvscope.reports import words
+from kvscope.reports.changes import changes_of
 
 
 @click.command()
@@ -57,8 +59,11 @@ def suggest(
         emit_json({"suggestions": suggestions, "none_because": none_because, "skipped": skipped})
         return
     emit_table("Suggestions", _COLUMNS, map(_row, suggestions), empty=f"no suggestion: {none_because}")
-    for item in skipped:
-        click.echo(f"skipped line {item['line']}: {item['reason']}", err=True)
+    for item in suggestions:
+        change = " ".join(changes_of(item.transforms)) or f"{words.title(item.kind)}; a person must act."
+        click.echo(f"{item.id}: {change}")
+    for line in skipped:
+        click.echo(f"skipped line {line['line']}: {line['reason']}", err=True)
 
 
 _COLUMNS = ("id", "route", "kind", "risk", "hit rate now", "predicted", "TTFT change", "tokens saved a day")
