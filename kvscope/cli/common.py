@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,20 +105,15 @@ def emit_json(value: Any) -> None:
 
 def emit_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
     """Print a table, or the line ``empty`` where there is nothing to show."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(show(cell) for cell in row))
-    if not table.row_count:
+    shown = [[show(cell) for cell in row] for row in rows]
+    if not shown:
         click.echo(empty)
         return
-    # a pipe has no width of its own: wide enough that nothing is cut; names come from clients, not from us
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+    from kvscope.cli.tables import print_table
+
+    # a pipe has no width of its own
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print_table(title, columns, shown, width=width)
 
 
 def show(value: Any) -> str:
