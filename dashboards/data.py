@@ -23,10 +23,12 @@ from kvscope.model.advice import (
     Transition,
     Unit,
 )
+from kvscope.model.cache_config import CACHE_CONFIG_METRIC
 from kvscope.model.request import RequestRecord
 from kvscope.model.views import HitRow, MissRow, SpreadRow, TimelineRow
-from kvscope.reports.content import SumLine
+from kvscope.reports.content import Engine, SumLine
 from kvscope.reports.sums import engine_sums
+from kvscope.reports.tuning import engines_of
 from kvscope.store.database import Store, open_store
 
 ACTOR = "dashboard"
@@ -108,6 +110,11 @@ def _requests(url: str, last: int, since_at: float | None, route: str | None) ->
 def requests(last: int, since_at: float | None, route: str | None = None) -> list[RequestRecord]:
     """Return the newest requests, oldest first."""
     return _requests(database_url(), last, since_at, route)
+
+
+def engines(last: int, since_at: float | None) -> tuple[Engine, ...]:
+    """Return the servers that answered the newest requests."""
+    return engines_of(requests(last, since_at), store().reader.latest_samples(CACHE_CONFIG_METRIC))
 
 
 @st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=4)

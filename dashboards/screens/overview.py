@@ -13,7 +13,6 @@ from kvscope.model.views import HitRow, TimelineRow
 from kvscope.reports import words
 from kvscope.reports.content import Traffic
 from kvscope.reports.measure import traffic
-from kvscope.reports.tuning import engines_of
 
 _NEWEST = 5_000  # requests whose times are read one by one
 _STEPS = (86_400.0, 3_600.0, 60.0, 1.0)
@@ -40,7 +39,7 @@ def _body() -> None:
         ui.no_requests(window)
         return
     total = data.hits("total", since_at)[0]
-    if any(engine.built_in for engine in engines_of(data.requests(_NEWEST, since_at))):
+    if any(engine.built_in for engine in data.engines(_NEWEST, since_at)):
         st.info("The built-in engine answers: it models vLLM's cache and timing, it is not vLLM.")
     before = window.before(now)
     _figures(total, data.hits("total", *before) if before else [], since_at)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from kvscope.model.telemetry import MetricSample
 
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
+BUILT_IN_ENGINE = "kvscope-builtin-engine"
+"""What kvscope's own stand-in engine calls itself wherever an engine can, here as the hash algorithm."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,11 @@ class CacheConfig:
     prefix_caching: bool | None
     hash_algo: str | None = None
     size_tokens: int | None = None  # told since vLLM 0.24
+
+    @property
+    def built_in(self) -> bool:
+        """Whether this is kvscope's own stand-in engine, not vLLM."""
+        return self.hash_algo == BUILT_IN_ENGINE
 
     @property
     def usable_blocks(self) -> int | None:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from kvscope.model.advice import FittedModel, RoutePolicy, Suggestion
-from kvscope.model.request import MissCause, RequestRecord
+from kvscope.model.cache_config import CACHE_CONFIG_METRIC, cache_configs
+from kvscope.model.request import MissCause, RequestRecord, Status
+from kvscope.model.telemetry import MetricSample
 from kvscope.model.views import HitRow, MissRow
 from kvscope.reports.changes import changes_of, in_force
 from kvscope.reports.content import (
@@ -48,7 +50,7 @@ def build_report(store: Store, *, now: float, since_at: float | None = None) -> 
         first_at=min(arrivals, default=None) if complete else since_at,
         last_at=max(arrivals, default=None),
         sampled_requests=None if complete else len(records),
-        engines=engines_of(records),
+        engines=engines_of(records, store.reader.latest_samples(CACHE_CONFIG_METRIC)),
         totals=traffic("total", records, total),
         routes=_routes(records, store.reader.hits("route", since_at=since_at)),
         missed_tokens=sum(line.tokens for line in causes),
@@ -96,20 +98,29 @@ def places_of(rows: Sequence[MissRow]) -> tuple[PlaceLine, ...]:
     )
 
 
-def engines_of(records: Sequence[RequestRecord]) -> tuple[Engine, ...]:
-    """Return the servers that answered, with the models they answered for."""
+def engines_of(records: Sequence[RequestRecord], samples: Sequence[MetricSample]) -> tuple[Engine, ...]:
+    """Return the servers that answered, with the models they answered for.
+
+    Their metrics (``samples`` of ``vllm:cache_config_info``) tell which are built-in engines; where none
+    were scraped, the name of the model does.
+    """
     models: dict[str, set[str]] = {}
     for record in records:
         if record.engine is not None:
-            models.setdefault(record.engine, set()).update({record.model} if record.model else ())
+            served = record.model if record.status is not Status.REJECTED else None
+            models.setdefault(record.engine, set()).update({served} if served else ())
+    told = {config.engine: config.built_in for config in cache_configs(samples)}
     return tuple(
-        Engine(url=url, models=tuple(sorted(names)), built_in=any(is_built_in(name) for name in names))
+        Engine(
+            url=url,
+            models=tuple(sorted(names)),
+            built_in=told[url] if url in told else any(map(_sounds_built_in, names)),
+        )
         for url, names in sorted(models.items())
     )
 
 
-def is_built_in(model: str) -> bool:
-    """Return whether ``model`` is a name of the built-in engine, which says so in its model's name."""
+def _sounds_built_in(model: str) -> bool:
     return "builtin" in model.lower().replace("-", "").replace("_", "")
 
 

@@ -4,9 +4,10 @@ import dataclasses
 from pathlib import Path
 
 from kvscope.errors import ConfigError
+from kvscope.model.cache_config import BUILT_IN_ENGINE
 
 ENGINE_HEADER = "x-kvscope-engine"
-FINGERPRINT = "kvscope-builtin-engine"
+FINGERPRINT = BUILT_IN_ENGINE
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

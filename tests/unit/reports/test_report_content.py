@@ -3,6 +3,7 @@
 import pytest
 
 from kvscope.model.advice import RoutePolicy
+from kvscope.model.telemetry import MetricSample
 from kvscope.pipeline.contracts import Batch
 from kvscope.reports.tuning import build_report, render
 from kvscope.store.database import Store
@@ -97,6 +98,31 @@ def test_the_built_in_engine_is_named_as_such(small_store: Store, model: str, *,
     small_store.batches.write([Batch(parts=[request("r1", NOW, model=model)])])
     (engine,) = build_report(small_store, now=NOW).engines
     assert (engine.url, engine.models, engine.built_in) == (ENGINE, (model,), built_in)
+
+
+@pytest.mark.parametrize(("hash_algo", "built_in"), [("kvscope-builtin-engine", True), ("sha256", False)])
+def test_an_engine_s_metrics_tell_what_it_is_whatever_its_model_is_called(
+    small_store: Store, hash_algo: str, *, built_in: bool
+) -> None:
+    config = MetricSample(
+        engine=ENGINE,
+        replica="0",
+        name="vllm:cache_config_info",
+        labels={"prefix_caching_hash_algo": hash_algo},
+        at=NOW,
+        value=1.0,
+    )
+    model = "tiny" if built_in else "tiny-builtin"
+    small_store.batches.write([Batch(parts=[request("r1", NOW, model=model)], samples=[config])])
+    (engine,) = build_report(small_store, now=NOW).engines
+    assert engine.built_in is built_in
+
+
+def test_a_model_that_was_never_served_is_not_named(small_store: Store) -> None:
+    asked = [request("r1", NOW), request("r2", NOW, model="nope", status="rejected")]
+    small_store.batches.write([Batch(parts=asked)])
+    (engine,) = build_report(small_store, now=NOW).engines
+    assert engine.models == ("tiny",)
 
 
 def test_a_promotion_shows_its_route_before_and_after(four_requests: Store) -> None:
