@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 _PROSE_FROM = 25  # characters: a longer cell with spaces in it may be folded
-_PROSE_WIDTH = 24
+_PROSE_WIDTH = 20
 _FRAME = 3  # a column's border and padding; one more border ends the row
 
 Rows = Sequence[Sequence[str]]
@@ -34,6 +34,7 @@ def print_table(title: str, columns: Sequence[str], rows: Rows, *, width: int | 
         for column, cell in zip(columns, row, strict=True):
             # a terminal wraps a line that is too long; a break of ours would be copied along with an id
             console.print(f"  {column + ':':<{label + 1}} {cell}", soft_wrap=True)
+    console.print()
 
 
 def _table(title: str, columns: Sequence[str], rows: Rows, widths: Sequence[int | None]) -> Table:
