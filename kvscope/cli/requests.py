@@ -39,8 +39,10 @@ def requests(db: str | None, as_json: bool, since: str | None, last: int, route:
             "cached",
             "output",
             "TTFT",
+            "TPOT",
             "queue",
             "prefill",
+            "decode",
             "arm",
         ),
         (
@@ -53,8 +55,10 @@ def requests(db: str | None, as_json: bool, since: str | None, last: int, route:
                 record.cached_tokens,
                 record.output_tokens,
                 milliseconds(record.ttft_seconds or record.ttft_client_seconds),
+                milliseconds(record.tpot_seconds),
                 milliseconds(record.queue_seconds),
                 milliseconds(record.prefill_seconds),
+                milliseconds(record.decode_seconds),
                 record.arm,
             )
             for record in records
