@@ -7,6 +7,7 @@ import click
 from kvscope.cli.common import ago, db_option, emit_json, json_option, opened, store_url
 from kvscope.clock import iso
 from kvscope.config.load import default_db, make_data_directory
+from kvscope.errors import SchemaError
 from kvscope.store import migrate
 
 
@@ -34,16 +35,17 @@ def upgrade(db: str | None, as_json: bool) -> None:
 @json_option
 def check(db: str | None, as_json: bool) -> int:
     """Say whether the schema is this version's; exit code 1 when it is not."""
-    status = migrate.check(store_url(db))
+    url = store_url(db)
+    status = migrate.check(url)
     if as_json:
         emit_json({"ok": status.ok, "found": status.found, "expected": status.expected})
     elif status.ok:
         click.echo(f"the store's schema is at revision {status.found}, as this version needs")
     else:
-        click.echo(
-            f"the store's schema is at revision {status.found or 'none'}, this version needs"
-            f" {status.expected}: run `kvscope db upgrade`"
-        )
+        try:
+            migrate.require(url)  # says what every other command would, older and newer apart
+        except SchemaError as error:
+            click.echo(str(error))
     return 0 if status.ok else 1
 
 

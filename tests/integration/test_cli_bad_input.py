@@ -95,6 +95,16 @@ def test_a_newer_schema(tmp_path: Path, db: str, command: tuple[str, ...]) -> No
     assert "9999" in one_line(done.stderr)
 
 
+def test_db_check_of_a_newer_schema_asks_for_a_newer_kvscope(tmp_path: Path, db: str) -> None:
+    with sqlite3.connect(tmp_path / "k.db") as connection:
+        connection.execute(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '9999'")
+    done = kvscope(tmp_path, "db", "check", "--db", db)
+    assert done.returncode == 1
+    assert "9999" in one_line(done.stdout)
+    assert "run `pip install --upgrade kvscope`" in done.stdout
+    assert "db upgrade" not in done.stdout
+
+
 def test_db_check_tells_by_its_exit_code(tmp_path: Path, db: str) -> None:
     done = kvscope(tmp_path, "db", "check", "--db", db, "--json")
     assert done.returncode == 0
