@@ -78,7 +78,7 @@ def _row(item: Suggestion) -> tuple[Any, ...]:
         percent(item.hit_rate_before),
         percent(item.hit_rate_after),
         milliseconds(item.ttft_change_seconds),
-        f"{item.tokens_saved_per_day:,.0f}",
+        words.rough(item.tokens_saved_per_day),
     )
 
 

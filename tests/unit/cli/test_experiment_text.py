@@ -79,4 +79,5 @@ def test_create_tells_the_change(db: str) -> None:
 
 def test_suggest_tells_the_change_of_each_below_the_table(db: str) -> None:
     text = said(suggest, "--db", db)
+    assert "│ 557,000,000 " in text
     assert text.strip().splitlines()[-1] == f"d64aa5a0c1d2e3f4: {MOVES}"
