@@ -17,6 +17,11 @@ _UNITS = {
     Unit.TIME_SLICE: "By time: arms take turns",
 }
 
+_REPLAYED = (
+    "Both are worked out, not measured: the agent replays its window of requests with the layout in force"
+    " (now) and with this change (predicted)."
+)
+
 
 def show() -> None:
     """Draw the page."""
@@ -56,6 +61,7 @@ def _card(suggestion: Suggestion, experiments: Sequence[Experiment], policies: S
                 st.badge("already in force", icon=":material/check:", color="green")
         left, middle, right = st.columns([4, 3, 3], gap="medium")
         with left:
+            st.caption("Hit rate by replay of the window", help=_REPLAYED)
             st.altair_chart(view.hit_rate_bars(suggestion))
         middle.metric("TTFT change", words.change_seconds(suggestion.ttft_change_seconds))
         right.metric("Tokens saved a day", words.rough(suggestion.tokens_saved_per_day))
