@@ -12,6 +12,7 @@ from kvscope.errors import KvscopeError, SchemaError, UsageError
 EXPERIMENT = "experiment"
 """Where the session keeps the name of the experiment that was chosen."""
 
+_CODE = re.compile(r"(`[^`]+`)")
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#$~:|])")
 _WINDOW = "window"
 _LABELS = {window.label: window for window in WINDOWS}
@@ -47,12 +48,17 @@ def trouble(error: KvscopeError) -> None:
 
 def _sentence(text: str) -> str:
     """Return an error's line as a sentence."""
-    return plain((text[:1].upper() + text[1:]).rstrip(".")) + "."
+    return prose((text[:1].upper() + text[1:]).rstrip(".")) + "."
 
 
 def plain(text: str) -> str:
     """Return text that Streamlit's Markdown shows as it is: names of routes are data, not markup."""
     return _MARKUP.sub(r"\\\1", text)
+
+
+def prose(text: str) -> str:
+    """Return a sentence as ``plain`` does, except that commands between backticks are shown as code."""
+    return "".join(part if _CODE.fullmatch(part) else plain(part) for part in _CODE.split(text))
 
 
 def empty(heading: str, text: str, icon: str = ":material/hourglass_empty:") -> None:

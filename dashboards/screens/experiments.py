@@ -104,7 +104,7 @@ def _buttons(experiment: Experiment) -> None:
     shown = waiting if own is None else [data.intent(own), *(one for one in waiting if one.id != own)]
     for wish in shown:
         kind, sentence = view.asked(wish, data.now())
-        getattr(st, kind)(ui.plain(sentence))
+        getattr(st, kind)(ui.prose(sentence))
 
 
 def _button(

@@ -121,25 +121,30 @@ def _charts(rows: Sequence[HitRow], routes: Sequence[str], since_at: float | Non
         _line("TPOT over time, ms", fine, view.TPOT, routes, events)
 
 
-def _timeline(since_at: float | None) -> list[TimelineRow]:
-    """Read the traffic in buckets that suit its length, which coarser buckets tell first."""
+def _timeline(since_at: float | None) -> tuple[list[TimelineRow], float]:
+    """Read the traffic in buckets that suit its length, which coarser buckets tell first.
+
+    Returns the buckets and the seconds that each lasts.
+    """
     for step in _STEPS:
         rows = data.timeline(step, since_at)
         length = rows[-1].at - rows[0].at if rows else 0.0
         if length >= step * _ENOUGH_BUCKETS or step == _STEPS[-1]:
-            return data.timeline(bucket_seconds(length, sum(row.requests for row in rows)), since_at)
-    return []
+            seconds = bucket_seconds(length, sum(row.requests for row in rows))
+            return data.timeline(seconds, since_at), seconds
+    return [], _STEPS[-1]
 
 
 def _line(
     heading: str,
-    rows: Sequence[TimelineRow],
+    timeline: tuple[list[TimelineRow], float],
     measure: view.Measure,
     routes: Sequence[str],
     events: Sequence[Event],
 ) -> None:
     st.subheader(heading, anchor=False)
-    frame = view.timeline_frame(rows, measure, routes)
+    rows, seconds = timeline
+    frame = view.timeline_frame(rows, measure, routes, seconds)
     if frame.empty:
         st.caption("No source told it for any request of this window.")
         return

@@ -45,10 +45,10 @@ def route_colours(routes: Sequence[str]) -> alt.Scale:
     )
 
 
-def time_axis() -> alt.X:
-    """Return the axis of time, without words that everybody knows."""
+def time_axis(column: str = "at") -> alt.X:
+    """Return the axis of time, read from ``column``, without words that everybody knows."""
     axis = alt.Axis(grid=False, tickCount=6, labelOverlap=True, format=_TIME_FORMATS)
-    return alt.X("at:T", title=None, axis=axis)
+    return alt.X(f"{column}:T", title=None, axis=axis)
 
 
 def legend(columns: int = 0) -> alt.Legend:

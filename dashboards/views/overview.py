@@ -63,8 +63,14 @@ def shown_routes(rows: Sequence[HitRow]) -> list[str]:
     return names if len(names) <= _SHOWN_ROUTES + 1 else [*names[:_SHOWN_ROUTES], OTHERS]
 
 
-def timeline_frame(rows: Sequence[TimelineRow], measure: Measure, routes: Sequence[str]) -> pd.DataFrame:
-    """Return ``at``, ``route``, ``value``, ``requests``; a bucket where nothing is known is absent."""
+def timeline_frame(
+    rows: Sequence[TimelineRow], measure: Measure, routes: Sequence[str], bucket_seconds: float
+) -> pd.DataFrame:
+    """Return ``at``, ``middle``, ``route``, ``value``, ``requests``; an unknown bucket is absent.
+
+    ``at`` is when a bucket begins; its point is drawn in its middle, so that a bucket which begins before
+    an event and ends after it is not seen before the event alone.
+    """
     sums: dict[tuple[float, str], tuple[float, int, int]] = {}
     for row in rows:
         value = measure.value(row)
@@ -83,7 +89,10 @@ def timeline_frame(rows: Sequence[TimelineRow], measure: Measure, routes: Sequen
         if weight
     ]
     frame = pd.DataFrame(points, columns=["at", "route", "value", "requests"])
-    return frame.assign(at=charts.moments(frame["at"]))
+    return frame.assign(
+        at=charts.moments(frame["at"]),
+        middle=charts.moments(frame["at"].astype(float) + bucket_seconds / 2),
+    )
 
 
 def timeline_chart(
@@ -93,9 +102,9 @@ def timeline_chart(
     scale = alt.Scale(domain=[0, 1]) if measure.share else alt.Scale(zero=True, nice=True)
     lines = (
         alt.Chart(frame)
-        .mark_line(point=alt.OverlayMarkDef(size=16), strokeWidth=2, interpolate="monotone")
+        .mark_line(point=alt.OverlayMarkDef(size=16), strokeWidth=2, interpolate="linear")
         .encode(
-            x=charts.time_axis(),
+            x=charts.time_axis("middle"),
             y=alt.Y("value:Q", title=None, scale=scale, axis=alt.Axis(format=measure.axis, tickCount=5)),
             color=alt.Color("route:N", scale=charts.route_colours(routes), legend=charts.legend()),
             tooltip=[

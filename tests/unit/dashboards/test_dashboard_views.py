@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboards import theme
+from dashboards import theme, ui
 from dashboards.views import advice, causes, charts, overview, records, tables, trials
 from dashboards.views.windows import WINDOWS, bucket_seconds
 from kvscope.model.advice import (
@@ -135,24 +135,29 @@ def test_a_hit_rate_over_time_is_weighted_by_tokens() -> None:
         timeline_row(0.0, "y", prompt_tokens=300, cached_tokens=0),
         timeline_row(60.0, "x", prompt_tokens=0, cached_tokens=0),
     ]
-    frame = overview.timeline_frame(rows, overview.HIT_RATE, ["only", overview.OTHERS])
+    frame = overview.timeline_frame(rows, overview.HIT_RATE, ["only", overview.OTHERS], 10.0)
     assert list(frame["value"]) == [0.25]
     assert list(frame["requests"]) == [2]
 
 
 def test_a_bucket_of_which_nothing_is_known_is_absent_not_zero() -> None:
-    frame = overview.timeline_frame([timeline_row(0.0, "x")], overview.TPOT, ["x"])
+    frame = overview.timeline_frame([timeline_row(0.0, "x")], overview.TPOT, ["x"], 10.0)
     assert frame.empty
-    assert list(frame.columns) == ["at", "route", "value", "requests"]
+    assert list(frame.columns) == ["at", "route", "value", "requests", "middle"]
+
+
+def test_a_bucket_is_drawn_in_its_middle() -> None:
+    frame = overview.timeline_frame([timeline_row(60.0, "x")], overview.TTFT, ["x"], 10.0)
+    assert [frame["at"][0].timestamp(), frame["middle"][0].timestamp()] == [60.0, 65.0]
 
 
 def test_times_over_time_are_in_milliseconds() -> None:
-    frame = overview.timeline_frame([timeline_row(0.0, "x")], overview.TTFT, ["x"])
+    frame = overview.timeline_frame([timeline_row(0.0, "x")], overview.TTFT, ["x"], 10.0)
     assert frame["value"][0] == pytest.approx(100.0)
 
 
 def test_the_first_route_has_the_accent_and_events_are_marked() -> None:
-    frame = overview.timeline_frame([timeline_row(0.0, "x")], overview.HIT_RATE, ["x"])
+    frame = overview.timeline_frame([timeline_row(0.0, "x")], overview.HIT_RATE, ["x"], 10.0)
     events = [charts.Event(at=0.0, label="a very long name of an experiment started")]
     chart = overview.timeline_chart(frame, overview.HIT_RATE, ["x"], events).to_dict()
     assert len(chart["layer"]) == 3
@@ -466,3 +471,8 @@ def test_rates_in_tables_are_per_cent_and_every_column_has_a_title() -> None:
     for frame in frames:
         assert set(tables.options(frame)["column_config"]) == set(frame.columns)
     assert list(tables.options(frames[0])["data"]["hit_rate"]) == [25.0]
+
+
+def test_commands_in_a_sentence_are_shown_as_code_and_names_as_they_are() -> None:
+    said = ui.prose("route a_b*: run `kvscope db upgrade --db sqlite:///a_b.db`")
+    assert said == r"route a\_b\*\: run `kvscope db upgrade --db sqlite:///a_b.db`"
