@@ -4,10 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kvscope.demo.engines import Engine, EngineOptions, free_port, start_builtin
 from kvscope.demo.model import build_model
 from kvscope.demo.vllm import start_vllm, vllm_installed
+
+# a busy machine makes examples slow, which says nothing about what they test
+settings.register_profile("kvscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvscope")
 
 pytest_plugins = ["tests.support.databases"]
 

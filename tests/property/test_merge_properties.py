@@ -95,7 +95,8 @@ def test_each_value_has_a_source_and_none_other_does(parts: list[RequestPart]) -
 @settings(
     max_examples=30,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # each example has an id of its own
+    # each example has an id of its own
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_the_store_joins_as_memory_does(
     sqlite_store: Store, parts: list[RequestPart], data: st.DataObject
