@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kvscope.config.load import collector_factories, load_settings, make_data_directory
+from kvscope.store.urls import locate
 
 
 @click.command()
@@ -63,6 +64,7 @@ def agent(
     }
     factories = collector_factories()
     settings = load_settings(config, flags, factories.values())
+    locate(settings.db)
     if check:
         click.echo("the configuration is valid")
         return
