@@ -10,8 +10,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collectors.otlp.ingest import Ingest
 from kvscope.errors import ConfigError, PermanentIngestError, RetryableIngestError
+from kvscope.pipeline.listen import bind
 
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+_SETTING = "--otlp-grpc-port"
 
 
 class GrpcServer:
@@ -27,6 +29,8 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen; raises ``ConfigError`` when the address cannot be had."""
+        # asked first, because gRPC writes lines of its own to standard error where it cannot have the port
+        bind(self._host, self._wanted_port, setting=_SETTING).close()
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._max_body_bytes),
@@ -40,7 +44,7 @@ class GrpcServer:
             self.port = server.add_insecure_port(f"{host}:{self._wanted_port}")
         except RuntimeError as error:
             raise ConfigError(
-                f"cannot listen on {host}:{self._wanted_port}; choose another with --otlp-grpc-port"
+                f"cannot listen on {host}:{self._wanted_port}; choose another with {_SETTING}"
             ) from error
         await server.start()
         self._server = server

@@ -57,6 +57,18 @@ def test_a_wrong_url(tmp_path: Path) -> None:
     assert "'vllm:8000' is not a URL such as http://127.0.0.1:8000" in one_line(done.stderr)
 
 
+def test_an_upstream_without_a_host(tmp_path: Path) -> None:
+    done = kvscope(tmp_path, "agent", "--check", "--upstream", "http://")
+    assert done.returncode == 2
+    assert "'http://' is not a URL such as" in one_line(done.stderr)
+
+
+def test_a_store_that_is_no_url(tmp_path: Path) -> None:
+    done = kvscope(tmp_path, "agent", "--check", "--db", "foo.db")
+    assert done.returncode == 2
+    assert "write sqlite:///FILE or postgresql://USER@HOST/DATABASE" in one_line(done.stderr)
+
+
 def test_a_valid_config_is_only_checked(tmp_path: Path) -> None:
     done = kvscope(tmp_path, "agent", "--check", "--upstream", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout.strip()) == (0, "the configuration is valid")
@@ -69,21 +81,22 @@ def test_the_example_is_valid(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_port_in_use(tmp_path: Path, db: str) -> None:
+@pytest.mark.parametrize("option", ["--gateway-port", "--otlp-grpc-port", "--otlp-http-port"])
+def test_a_port_in_use(tmp_path: Path, db: str, option: str) -> None:
+    off = dict.fromkeys(("--gateway-port", "--otlp-grpc-port", "--otlp-http-port", "--admin-port"), "0")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = kvscope(
-            tmp_path, "agent", "--db", db, "--gateway-port", str(port),
-            "--otlp-grpc-port", "0", "--otlp-http-port", "0", "--admin-port", "0",
-        )  # fmt: skip
+        ports = [word for each in (off | {option: str(port)}).items() for word in each]
+        done = kvscope(tmp_path, "agent", "--db", db, *ports)
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("kvscope: ")]
     assert len(said) == 1
     assert f"cannot listen on 127.0.0.1:{port}" in said[0]
-    assert "--gateway-port" in said[0]
+    assert option in said[0]
     assert "Traceback" not in done.stderr
+    assert "add_port" not in done.stderr  # gRPC's own complaint
 
 
 @pytest.mark.parametrize("command", [("hits",), ("agent",), ("doctor",), ("report",)])
