@@ -24,7 +24,7 @@ class Suggestion:
     hit_rate_before: float
     hit_rate_after: float
     ttft_change_seconds: float | None
-    tokens_saved_per_day: float
+    tokens_saved_per_day: float | None  # None where the requests have no times
     change: Mapping[str, Any]
     created_at: float
 

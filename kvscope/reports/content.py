@@ -84,7 +84,7 @@ class SuggestionLine:
     hit_rate_before: float
     hit_rate_after: float
     ttft_change_seconds: float | None
-    tokens_saved_per_day: float
+    tokens_saved_per_day: float | None
     changes: tuple[str, ...]
     in_force: bool
     evidence: Mapping[str, Any]

@@ -48,8 +48,8 @@ class AdviceStore:
                 connection.execute(self._statements.upsert(schema.suggestions, keep=keep), rows)
 
     def suggestions(self, *, route: str | None = None, include_dismissed: bool = False) -> list[Suggestion]:
-        """Return suggestions, those that save most tokens first."""
-        query = select(schema.suggestions).order_by(_S.tokens_saved_per_day.desc(), _S.id)
+        """Return suggestions, those that save most tokens first, unknown ones last."""
+        query = select(schema.suggestions).order_by(_S.tokens_saved_per_day.desc().nulls_last(), _S.id)
         if route is not None:
             query = query.where(_S.route == route)
         if not include_dismissed:

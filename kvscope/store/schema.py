@@ -210,7 +210,7 @@ suggestions = Table(
     Column("hit_rate_before", Double, nullable=False),
     Column("hit_rate_after", Double, nullable=False),
     Column("ttft_change_seconds", Double),
-    Column("tokens_saved_per_day", Double, nullable=False),
+    Column("tokens_saved_per_day", Double),
     Column("change", Json, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("dismissed_at", Double),

@@ -105,12 +105,17 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
             exact, route, promising(rough, route, options[route.route], min_gain=min_gain), min_gain
         )
     ]
-    suggestions.sort(key=lambda item: (-item.tokens_saved_per_day, _RISKS.index(item.risk), item.id))
+    suggestions.sort(key=_most_saved_first)
     if not suggestions:
         return _nothing(
             f"the cache holds what repeats: no change would raise a route's hit rate by {min_gain:.1%}"
         )
     return Advice(suggestions=tuple(suggestions), none_because=None)
+
+
+def _most_saved_first(item: Suggestion) -> tuple[bool, float, int, str]:
+    saved = item.tokens_saved_per_day
+    return saved is None, -(saved or 0.0), _RISKS.index(item.risk), item.id
 
 
 def _why_no_option(structures: Iterable[RouteStructure]) -> str:
@@ -211,14 +216,14 @@ def _uncached(outcome: Outcome, position: int) -> int:
     return outcome.prompt_tokens[position] - outcome.hit_tokens[position]
 
 
-def _saved_per_day(judged: _Judged) -> float:
+def _saved_per_day(judged: _Judged) -> float | None:
     """Return the tokens a day that need no computing any more, at the window's rate and once it is warm.
 
-    0 where the requests have no times that would give a rate.
+    None where the requests have no times that would give a rate.
     """
     route = judged.route
     if route.window_seconds is None:
-        return 0.0
+        return None
     newer = newer_half(route)
     saved = sum(_uncached(judged.before, at) - _uncached(judged.after, at) for at in newer)
     requests_per_day = (route.seen - 1) / route.window_seconds * _DAY_SECONDS

@@ -83,8 +83,9 @@ def test_suggestions_read_back_ranked(store: Store) -> None:
         SUGGESTION, id="s2", tokens_saved_per_day=5.0, ttft_change_seconds=None, route="other"
     )
     store.advice.save_suggestions([])
-    store.advice.save_suggestions([small, SUGGESTION])
-    assert store.advice.suggestions() == [SUGGESTION, small]
+    unknown = dataclasses.replace(SUGGESTION, id="s0", tokens_saved_per_day=None)
+    store.advice.save_suggestions([unknown, small, SUGGESTION])
+    assert store.advice.suggestions() == [SUGGESTION, small, unknown]
     assert store.advice.suggestions(route="other") == [small]
     assert store.advice.suggestion("s1") == SUGGESTION
     assert store.advice.suggestion("s1").transforms == (MOVE,)
