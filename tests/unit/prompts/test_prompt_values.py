@@ -136,5 +136,6 @@ def test_hostile_text_takes_linear_time(unit: str) -> None:
         line_key_hash(text)
         return time.process_time() - began
 
-    small, large = seconds(50_000), seconds(200_000)
+    # the least of several: what else the processor does only adds
+    small, large = (min(seconds(chars) for _ in range(3)) for chars in (50_000, 200_000))
     assert large < 10 * small + 0.05
