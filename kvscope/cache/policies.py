@@ -8,6 +8,7 @@ cache of blocks; ``cache.pool`` is the engine itself.
 import dataclasses
 import heapq
 import itertools
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -48,7 +49,7 @@ class Fifo:
             self._blocks[block] = None
 
 
-class _Ranked:
+class _Ranked(ABC):
     """Gives up the block of the lowest rank."""
 
     def __init__(self, capacity: int) -> None:
@@ -69,8 +70,9 @@ class _Ranked:
             if self._rank.get(lowest) == (first, second):
                 del self._rank[lowest]
 
+    @abstractmethod
     def rank(self, block: int, place: int) -> int:
-        raise NotImplementedError
+        """Return where the block stands now: the one with the lowest rank goes first."""
 
 
 class Lfu(_Ranked):
