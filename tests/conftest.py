@@ -49,3 +49,13 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     engine = start_vllm(options, folder / "vllm.log")
     yield engine
     engine.stop()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that need every span of the shared vLLM.
+
+    While nobody listens its exporter waits longer and longer (gRPC: up to two minutes) and drops what it
+    holds; tests that run no receiver leave it so. The order of the others stays as it was shuffled.
+    """
+    items.sort(key=lambda item: "test_real_vllm" not in item.nodeid)
