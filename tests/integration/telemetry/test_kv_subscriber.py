@@ -229,6 +229,7 @@ async def test_a_listener_that_fails_does_not_stop_the_stream(publisher: Publish
         await publisher.publish(0)
         await publisher.publish(1)
         await _until_heard(heard, 0, 1)
+    assert [batch.sequence for batch in log.batches] == [0, 1]
 
 
 async def test_a_replay_socket_that_says_nothing_is_given_up() -> None:

@@ -153,6 +153,7 @@ async def test_a_full_queue_is_waited_for_and_then_skips_the_read(engine: Engine
     async with _running(sink, engine.url) as scraper:
         await eventually(lambda: len(sink.accepted) == 1)
         await eventually(lambda: scraper.health() == (False, f"{engine.url}/metrics: skipped: full"))
+    assert len(sink.accepted) == 1
 
 
 async def test_one_read_at_a_time_waits_for_the_store(engine: Engine) -> None:
