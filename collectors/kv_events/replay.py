@@ -28,8 +28,11 @@ async def replay(
         # the empty frame is what a REQ socket would put there; REQ itself takes a single answer only
         await socket.send_multipart([b"", first.to_bytes(8, "big")])
         while True:
+            # not `wait_for`: before Python 3.12 it loses a cancellation that comes together with its answer
+            async with asyncio.timeout(timeout_seconds):
+                frames = await socket.recv_multipart()
             with contextlib.suppress(PermanentIngestError):
-                reply = decode_reply(await asyncio.wait_for(socket.recv_multipart(), timeout_seconds))
+                reply = decode_reply(frames)
                 if reply is None or (last is not None and reply[0] > last):
                     return
                 if reply[0] >= first:

@@ -1,5 +1,6 @@
 """The subscriber on real ZMQ sockets: order, gaps, replays, restarts and odd messages."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -316,3 +317,20 @@ def test_engines_are_named_by_setting_by_place_or_by_address() -> None:
     assert names(["http://x", "http://y"], *two) == ["http://x", "http://named"]
     assert names(["http://x"], "tcp://a:1", "tcp://b:1") == ["http://x", "http://x"]
     assert names([], "tcp://a:1") == ["tcp://a:1"]
+
+
+@pytest.mark.parametrize("heard", [1, 7, 40])
+async def test_it_stops_in_the_middle_of_a_replay(heard: int) -> None:
+    publisher = Publisher()
+    for number in range(2_000):
+        await publisher.publish(number, hidden=True)
+    endpoint = {"endpoint": publisher.endpoint, "replay_endpoint": publisher.replay_endpoint}
+    settings = KvEventsSettings.model_validate({"endpoints": [endpoint]})
+    for _ in range(10):
+        log = EventLog()
+        subscriber = KvEventSubscriber(settings, context(upstreams=[ENGINE], cache_events=log))
+        await subscriber.start()
+        await eventually(lambda log=log: len(log.batches) >= heard)
+        async with asyncio.timeout(10):
+            await subscriber.stop()
+    await publisher.close()
