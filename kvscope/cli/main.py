@@ -19,6 +19,7 @@ _COMMANDS = {
     "db": ("kvscope.cli.db", "db", "Upgrade, check or prune the store."),
     "demo": ("kvscope.cli.demo", "demo", "Run the whole loop on a tiny model."),
     "doctor": ("kvscope.cli.doctor", "doctor", "Say what works, what is missing and whether sums agree."),
+    "entropy": ("kvscope.cli.entropy", "entropy", "Entropies of prompts, and where they begin to vary."),
     "experiment": ("kvscope.cli.experiment", "experiment", "Create, start, stop, promote experiments."),
     "fit": ("kvscope.cli.fit", "fit", "Fit the latency models."),
     "hits": ("kvscope.cli.hits", "hits", "Hit rates and miss causes."),
