@@ -23,7 +23,7 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
 fi
 
 # Asked first, for without it neither torch nor vLLM's requirements are needed.
-extras=dashboard,postgres,dev
+extras=dashboard,postgres,ray,dev
 if install --dry-run --no-deps "$vllm" >"$log" 2>&1; then
     with_vllm=yes
 elif grep -q "No matching distribution" "$log"; then

@@ -1,4 +1,4 @@
-"""Files and standard input as numbered lines, gzipped or not."""
+"""Files and standard input as numbered lines, compressed or not, a piece of them in memory at a time."""
 
 import gzip
 import io
@@ -7,15 +7,21 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import IO, Any, cast
+
+from typing_extensions import Buffer, override
 
 from kvscope.errors import UsageError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BUFFER_BYTES = 1 << 20
+_ZSTD_PIECE_BYTES = 1 << 12  # unpacked at a time: 128 MiB at most, whatever they hold
 STDIN = "-"
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".log")
+
+
+_PACKED = (".gz", ".zst")
 
 
 class BrokenStreamError(Exception):
@@ -41,19 +47,20 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
 
 
 def _is_log(path: Path) -> bool:
-    return path.is_file() and path.name.removesuffix(".gz").endswith(_SUFFIXES)
+    name = next((path.name.removesuffix(end) for end in _PACKED if path.name.endswith(end)), path.name)
+    return path.is_file() and name.endswith(_SUFFIXES)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Iterator[tuple[int, bytes]]]:
     """Give the lines of a file with their numbers from 1 on; ``-`` is standard input.
 
-    Reading a line raises ``BrokenStreamError`` where a gzip stream breaks off. Raises ``UsageError`` for a
-    file that cannot be read or is compressed in another way.
+    Reading a line raises ``BrokenStreamError`` where a compressed stream breaks off. Raises ``UsageError``
+    for a file that cannot be read.
     """
     try:
         with _source(path) as file:
-            yield _lines(file, path)
+            yield _lines(file)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -68,14 +75,62 @@ def _source(path: Path) -> Iterator[io.BufferedReader]:
         yield file
 
 
-def _lines(file: io.BufferedReader, path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
     start = file.peek(len(_ZSTD_MAGIC))
-    if start.startswith(_ZSTD_MAGIC):
-        raise UsageError(f"{path} is compressed with zstd: use `zstd -dc {path} | kvscope ... -`")
-    source: io.BufferedIOBase = file
+    packing, source = "", cast("io.BufferedIOBase", file)
     if start.startswith(_GZIP_MAGIC):
-        source = gzip.GzipFile(fileobj=file)
+        packing, source = "gzip", gzip.GzipFile(fileobj=file)
+    elif start.startswith(_ZSTD_MAGIC):
+        packing, source = "zstd", io.BufferedReader(_ZstdReader(file), _BUFFER_BYTES)
     try:
         yield from enumerate(source, start=1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise BrokenStreamError(f"the gzip stream breaks off here: {error}") from error
+        raise BrokenStreamError(f"the {packing} stream breaks off here: {error}") from error
+
+
+class _ZstdReader(io.RawIOBase):
+    """Unpacks a zstd file of one or more frames; reading raises ``EOFError`` where one is cut or damaged.
+
+    The library's own reader takes a cut frame for the end of the file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._frame: Any = None
+        self._ready = memoryview(b"")
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Buffer, /) -> int:
+        while not self._ready:
+            piece = self._file.read(_ZSTD_PIECE_BYTES)
+            if not piece:
+                if self._frame is not None:
+                    raise EOFError("the last frame has no end")
+                return 0
+            self._ready = memoryview(self._unpacked(piece))
+        into = memoryview(buffer)
+        taken = min(len(into), len(self._ready))
+        into[:taken] = self._ready[:taken]
+        self._ready = self._ready[taken:]
+        return taken
+
+    def _unpacked(self, piece: bytes) -> bytes:
+        import zstandard
+
+        out = []
+        while piece:
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                out.append(self._frame.decompress(piece))
+            except zstandard.ZstdError as error:
+                raise EOFError(str(error)) from error
+            piece = b""
+            if self._frame.eof:
+                piece = self._frame.unused_data
+                self._frame = None
+        return b"".join(out)
