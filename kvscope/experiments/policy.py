@@ -117,5 +117,7 @@ def _trial(experiment: Experiment, in_force: Sequence[TransformSpec] | None) -> 
 
 def _choices(experiment: Experiment, arm: Arm, in_force: Sequence[TransformSpec] | None) -> _Choices:
     transforms = in_force if arm.baseline and in_force is not None else arm.transforms
-    warming = Decision(transforms=tuple(transforms), experiment=experiment.id, arm=arm.name, warmup=True)
+    warming = Decision(
+        transforms=tuple(transforms), experiment=experiment.id, arm=arm.name, warmup=True, routing=arm.routing
+    )
     return _Choices(warming, dataclasses.replace(warming, warmup=False))

@@ -58,14 +58,27 @@ class Unit(StrEnum):
     TIME_SLICE = "time_slice"  # switchback
 
 
+class Routing(StrEnum):
+    """How the gateway chooses among several servers."""
+
+    SESSION = "session"  # always the same server for a session
+    LEAST_LOAD = "least_load"  # the one that answers fewest requests
+    LATENCY = "latency"  # the one with the least latest first-byte time, weighted by its load
+    PREFIX = "prefix"  # the one that has most of the prompt cached
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way in an experiment; exactly one arm is the baseline. ``share`` of traffic is 0 to 1."""
+    """One way in an experiment; exactly one arm is the baseline. ``share`` of traffic is 0 to 1.
+
+    ``routing`` is None where the arm leaves the choice of the server as it is set.
+    """
 
     name: str
     baseline: bool
     share: float
     transforms: tuple[TransformSpec, ...] = ()
+    routing: Routing | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

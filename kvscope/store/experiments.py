@@ -15,6 +15,7 @@ from kvscope.model.advice import (
     Intent,
     IntentAction,
     Look,
+    Routing,
     Transition,
     Unit,
     Verdict,
@@ -171,7 +172,7 @@ def _arms_json(arms: Sequence[Arm]) -> "list[dict[str, Any]]":
 
 
 def _experiment(row: RowMapping) -> Experiment:
-    arms = tuple(Arm(**{**arm, "transforms": transforms_of(arm["transforms"])}) for arm in row["arms"])
+    arms = tuple(map(_arm, row["arms"]))
     return Experiment(
         **{
             **row,
@@ -186,3 +187,14 @@ def _experiment(row: RowMapping) -> Experiment:
 
 def _intent(row: RowMapping) -> Intent:
     return Intent(**{**row, "action": IntentAction(row["action"])})
+
+
+def _arm(stored: Mapping[str, Any]) -> Arm:
+    routing = stored.get("routing")
+    return Arm(
+        **{
+            **stored,
+            "transforms": transforms_of(stored["transforms"]),
+            "routing": None if routing is None else Routing(routing),
+        }
+    )
