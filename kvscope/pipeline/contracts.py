@@ -1,7 +1,7 @@
 """What collectors are given and what they must offer; third parties build on exactly this."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from kvscope.clock import Clock
+from kvscope.model.advice import Routing
 from kvscope.model.prompt import Prompt, TransformSpec
 from kvscope.model.request import Miss, RequestPart
 from kvscope.model.telemetry import CacheEventBatch, MetricSample, Span
@@ -55,6 +56,7 @@ class Decision:
     experiment: str | None = None
     arm: str | None = None
     warmup: bool | None = None
+    routing: Routing | None = None  # None: as the gateway is set
 
 
 UNCHANGED = Decision()
@@ -76,6 +78,37 @@ class PromptObserver(Protocol):
         ...
 
 
+class PrefixIndex(Protocol):
+    """Knows what the engines have cached; must be quick and never raise."""
+
+    def cached_tokens(self, api: str, body: Mapping[str, Any]) -> Mapping[str, int]:
+        """Return how many of the prompt's first tokens each engine has cached, about; unknown ones lack."""
+        ...
+
+
+class LatencyForecast(Protocol):
+    """Foretells a request's time to first token; must be quick and never raise."""
+
+    def ttft_seconds(self, api: str, body: Mapping[str, Any], *, engine: str, in_flight: int) -> float | None:
+        """Return the seconds to the first token at ``engine``, or None where nothing is known yet."""
+        ...
+
+
+class _NothingKnown:
+    """Stands in where no agent knows more."""
+
+    def cached_tokens(self, api: str, body: Mapping[str, Any]) -> Mapping[str, int]:
+        del api, body
+        return {}
+
+    def ttft_seconds(self, api: str, body: Mapping[str, Any], *, engine: str, in_flight: int) -> float | None:
+        del api, body, engine, in_flight
+        return None
+
+
+_NOTHING_KNOWN = _NothingKnown()
+
+
 class CacheEventListener(Protocol):
     """Hears of the engines' cache events; must return at once and never raise."""
 
@@ -95,6 +128,8 @@ class CollectorContext:
     policy: TrafficPolicy
     prompts: PromptObserver
     cache_events: CacheEventListener
+    prefixes: PrefixIndex = _NOTHING_KNOWN
+    forecast: LatencyForecast = _NOTHING_KNOWN
 
 
 class Collector(Protocol):
