@@ -15,6 +15,7 @@ from kvscope.errors import KvscopeError
 # a command is imported when it is called: `kvscope --help` loads nothing heavy
 _COMMANDS = {
     "agent": ("kvscope.cli.agent", "agent", "Run the sidecar."),
+    "batch": ("kvscope.cli.batch", "batch", "Order an offline batch so that it reuses the cache."),
     "dashboard": ("kvscope.cli.dashboard", "dashboard", "Open the Streamlit dashboard."),
     "db": ("kvscope.cli.db", "db", "Upgrade, check or prune the store."),
     "demo": ("kvscope.cli.demo", "demo", "Run the whole loop on a tiny model."),
