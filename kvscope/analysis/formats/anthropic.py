@@ -33,7 +33,7 @@ def as_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     if system:
         messages.append({"role": "system", "content": system})
     for message in body["messages"]:
-        messages += _messages(message)
+        messages += openai_messages(message)
     converted = {key: value for key, value in body.items() if key not in {"system", "messages", "tools"}}
     converted["messages"] = messages
     if isinstance(body.get("tools"), list):
@@ -41,7 +41,8 @@ def as_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     return converted
 
 
-def _messages(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def openai_messages(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the OpenAI messages that say what one message says: results of tools, then the rest."""
     parts = _parts(message.get("content"))
     for part in parts:
         if part.get("type") == "tool_result":

@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvscope.analysis.formats.anthropic import as_openai, is_anthropic
-from kvscope.analysis.formats.fields import first_text, optional_count, unix_seconds
-from kvscope.analysis.formats.records import Body, LineError, LoggedRequest, TokenIds
+from kvscope.analysis.formats.fields import Usage, first_text, unix_seconds, usage_of
+from kvscope.analysis.formats.records import Body, LineError, LoggedRequest, Place, TokenIds
 
 _BODY_KEYS = ("body", "request")
 TIME_KEYS = ("sent_at", "arrived_at", "timestamp", "time", "t_start", "created_at", "ts")
 _END_KEYS = ("done_at", "finished_at", "t_end")
 ID_KEYS = ("request_id", "x_request_id", "id")
 SESSION_KEYS = ("session", "session_id")
+TENANT_KEYS = ("tenant", "tenant_id")
+ROUTE_KEYS = ("route",)
 
 
 def body_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,7 +34,7 @@ def is_body(value: Mapping[str, Any]) -> bool:
     return api_of(body_of(value)) is not None
 
 
-def body(value: Mapping[str, Any], name: str, _block_size: int | None = None) -> LoggedRequest:
+def body(value: Mapping[str, Any], place: Place) -> LoggedRequest:
     """Read a body and what stands beside it; raises ``LineError``.
 
     ``prompt_token_ids`` and ``output_token_ids`` are the engine's own tokens, as in kvscope's recordings.
@@ -42,23 +44,24 @@ def body(value: Mapping[str, Any], name: str, _block_size: int | None = None) ->
     if api is None:
         raise LineError("no request body: neither `messages` (a list of objects) nor `prompt`")
     usage = _usage(value)
-    details = usage.get("prompt_tokens_details")
     tokens = _tokens(value, "prompt_token_ids")
     output = _tokens(value, "output_token_ids")
     salt = inner.get("cache_salt")
     at, finished_at = _times(value)
     return LoggedRequest(
-        request_id=first_text(value, ID_KEYS) or name,
-        origin=name,
+        request_id=first_text(value, ID_KEYS) or place.name,
+        origin=place.name,
         at=at,
         finished_at=finished_at,
         prompt=Body(api=api, body=as_openai(inner) if is_anthropic(inner) else inner)
         if tokens is None
         else TokenIds(ids=tokens),
-        prompt_tokens=optional_count(usage, "prompt_tokens"),
-        cached_tokens=optional_count(details if isinstance(details, dict) else usage, "cached_tokens"),
-        output=optional_count(usage, "completion_tokens") if output is None else output,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        output=usage.output_tokens if output is None else output,
         session=first_text(value, SESSION_KEYS),
+        tenant=first_text(value, TENANT_KEYS),
+        route=first_text(value, ROUTE_KEYS),
         model=first_text(inner, ("model",)),
         salt=salt if isinstance(salt, str) else None,
         # vLLM looks nothing up when it is asked for the prompt's log-probabilities (0.32, read)
@@ -66,14 +69,14 @@ def body(value: Mapping[str, Any], name: str, _block_size: int | None = None) ->
     )
 
 
-def _usage(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _usage(value: Mapping[str, Any]) -> Usage:
     """Return the engine's counts, which stand in the line, in its response or beside the body."""
     response = value.get("response")
     for holder in (value, response):
         usage = holder.get("usage") if isinstance(holder, dict) else None
         if isinstance(usage, dict):
-            return usage
-    return value
+            return usage_of(usage)
+    return usage_of(value)
 
 
 def _times(value: Mapping[str, Any]) -> tuple[float | None, float | None]:

@@ -7,18 +7,20 @@ from typing import Any
 
 import msgspec
 
-from kvscope.analysis.formats import block_traces, bodies, sharegpt, texts, weka
-from kvscope.analysis.formats.records import BadLine, LineError, LoggedRequest
+from kvscope.analysis.formats import agent_log, block_traces, bodies, hashed, sharegpt, texts, weka
+from kvscope.analysis.formats.records import BadLine, LineError, LoggedRequest, Place
 from kvscope.analysis.formats.sources import STDIN, BrokenStreamError, expanded, opened
 from kvscope.errors import UsageError
 
-_Line = Callable[[Mapping[str, Any], str, int | None], LoggedRequest | Iterator[LoggedRequest]]
+_Found = Iterator[LoggedRequest | LineError]
+_Read = Callable[[Mapping[str, Any], Place], LoggedRequest | _Found]
 _TOKEN_COUNTS_ONLY = b"TIMESTAMP,ContextTokens"  # Azure's public traces
 _MOST_UNKNOWN = 1_000
+TEXT = "text"
 KNOWN = (
     "OpenAI and Anthropic request bodies (plain or wrapped), recordings with token ids, Mooncake and Bailian "
-    "block traces, ShareGPT conversations, kv-cache-tester sessions, agent traces with `input`, "
-    "lines of plain text"
+    "block traces, ShareGPT conversations, kv-cache-tester sessions, Claude Code session files, agent traces "
+    "with `input`, logs of hashes that kvscope exported, lines of plain text"
 )
 
 
@@ -28,39 +30,54 @@ class Format:
 
     name: str
     claims: Callable[[Mapping[str, Any]], bool]
-    read: _Line
+    read: _Read
 
 
-LINE_FORMATS = (
-    Format("mooncake", block_traces.is_mooncake, block_traces.mooncake),
-    Format("bailian", block_traces.is_bailian, block_traces.bailian),
-    Format("bodies", bodies.is_body, bodies.body),
-    Format("sharegpt", sharegpt.is_sharegpt, sharegpt.sharegpt),
-    Format("agent trace", texts.is_agent_trace, texts.agent_trace),
-)
+def _line_formats(log: agent_log.AgentLog) -> tuple[Format, ...]:
+    """Return the forms of lines, for one file: ``log`` remembers its lines."""
+    return (
+        Format("mooncake", block_traces.is_mooncake, block_traces.mooncake),
+        Format("bailian", block_traces.is_bailian, block_traces.bailian),
+        Format("kv-cache-tester", weka.is_weka, weka.weka),
+        Format("bodies", bodies.is_body, bodies.body),
+        Format("claude-code", agent_log.is_agent_log, log.read),
+        Format("hashed", hashed.is_hashed, hashed.hashed),
+        Format("sharegpt", sharegpt.is_sharegpt, sharegpt.sharegpt),
+        Format("agent-trace", texts.is_agent_trace, texts.agent_trace),
+    )
 
 
-def read(paths: Iterable[Path], *, block_size: int | None = None) -> Iterator[LoggedRequest | BadLine]:
+FORMATS = (*(each.name for each in _line_formats(agent_log.AgentLog())), TEXT)
+
+
+def read(
+    paths: Iterable[Path], *, block_size: int | None = None, named: str | None = None
+) -> Iterator[LoggedRequest | BadLine]:
     """Yield the requests of all files, file by file and line by line; ``-`` is standard input.
 
-    ``block_size`` is that of traces of block ids where it is not their format's usual one. A line that is
-    not good comes as ``BadLine`` and reading goes on. Raises ``UsageError`` for a file that cannot be read,
-    and for one that goes on and on without a line of a known format.
+    ``block_size`` is that of traces of block ids where it is not their format's usual one. ``named`` is one
+    of ``FORMATS`` that all lines have; without it each line's is told by its content. A line that is not good
+    comes as ``BadLine`` and reading goes on. Raises ``UsageError`` for a file that cannot be read, and for
+    one that goes on and on without a line of a known format.
     """
     for path in expanded(paths):
         with opened(path) as lines:
-            yield from _File(path, block_size).read(lines)
+            yield from _File(path, block_size, named).read(lines)
 
 
 class _File:
     """Reads one file; remembers its last line's format, as the next one most likely has it too."""
 
-    def __init__(self, path: Path, block_size: int | None) -> None:
+    def __init__(self, path: Path, block_size: int | None, named: str | None) -> None:
         self._path = path
         self._name = "stdin" if str(path) == STDIN else path.name
         self._block_size = block_size
+        self._log = agent_log.AgentLog()
+        formats = _line_formats(self._log)
+        self._formats = formats if named is None else [each for each in formats if each.name == named]
         self._format: Format | None = None
-        self._plain = False
+        self._told = named is not None
+        self._plain = named == TEXT
         self._known = False
         self._bad_lines = 0
 
@@ -70,18 +87,21 @@ class _File:
             for number, line in lines:
                 if not line.strip():
                     continue
-                if line.strip() in {b"{", b"["} and not self._known:  # one document over many lines
+                if line.strip() in {b"{", b"["} and not self._known and not self._plain:
+                    # one document over many lines
                     line = line + b"".join(rest for _, rest in lines)  # noqa: PLW2901 - the loop ends here
                 yield from self._line(number, line)
         except BrokenStreamError as error:
             yield self._bad(number + 1, str(error))
+        yield from self._log.end()
         if not number:
             yield self._bad(0, "the file is empty")
 
     def _line(self, number: int, line: bytes) -> Iterator[LoggedRequest | BadLine]:
         name = f"{self._name}:{number}"
+        undecided = not (self._known or self._bad_lines or self._told)
         try:
-            if self._plain or (not self._known and not self._bad_lines and self._begins_text(line)):
+            if self._plain or (undecided and self._begins_text(line)):
                 yield texts.plain_line(line, name)
                 self._plain = self._known = True
                 return
@@ -96,18 +116,13 @@ class _File:
             yield from self._value(number, f"{name}/{place}", value)
 
     def _value(self, number: int, name: str, value: Any) -> Iterator[LoggedRequest | BadLine]:
+        place = Place(name=name, path=str(self._path), block_size=self._block_size)
         try:
             if not isinstance(value, dict):
                 raise LineError(f"a {type(value).__name__} and no JSON object")  # noqa: TRY301 - told as others
-            if weka.is_weka(value):
-                self._known = True
-                yield from self._session(number, value)
-                return
-            found = self._format_of(value).read(value, name, self._block_size)
-            if isinstance(found, LoggedRequest):
-                yield found
-            else:
-                yield from found
+            found = self._format_of(value).read(value, place)
+            for each in (found,) if isinstance(found, LoggedRequest) else found:
+                yield self._bad(number, str(each)) if isinstance(each, LineError) else each
         except LineError as error:
             yield self._bad(number, str(error))
 
@@ -125,16 +140,14 @@ class _File:
 
     def _format_of(self, value: Mapping[str, Any]) -> Format:
         if self._format is None or not self._format.claims(value):
-            found = next((each for each in LINE_FORMATS if each.claims(value)), None)
+            found = next((each for each in self._formats if each.claims(value)), None)
+            if found is None and self._told:
+                raise LineError(f"no line of the format {self._formats[0].name}")
             if found is None:
                 raise LineError(f"an object of no known form, with the keys {', '.join(sorted(value)[:6])}")
             self._format = found
             self._known = True
         return self._format
-
-    def _session(self, number: int, value: Mapping[str, Any]) -> Iterator[LoggedRequest | BadLine]:
-        for found in weka.weka(value, f"{self._name}:{number}", str(self._path), self._block_size):
-            yield self._bad(number, str(found)) if isinstance(found, LineError) else found
 
     def _bad(self, number: int, reason: str) -> BadLine:
         self._bad_lines += 1

@@ -1,5 +1,6 @@
 """Values of a decoded line, checked: times, counts, ids."""
 
+import dataclasses
 from array import array
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -51,12 +52,66 @@ def optional_count(value: Mapping[str, Any], key: str) -> int | None:
     return None if value.get(key) is None else count(value, key)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a server counted; None where it did not say."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+
+
+def usage_of(value: Mapping[str, Any]) -> Usage:
+    """Read OpenAI's or Anthropic's counts; raises ``LineError``.
+
+    Anthropic's ``input_tokens`` leave out what was read from the cache or written to it.
+    """
+    if "input_tokens" not in value:
+        details = value.get("prompt_tokens_details")
+        return Usage(
+            prompt_tokens=optional_count(value, "prompt_tokens"),
+            cached_tokens=optional_count(details if isinstance(details, dict) else value, "cached_tokens"),
+            output_tokens=optional_count(value, "completion_tokens"),
+        )
+    details = value.get("input_tokens_details")
+    if isinstance(details, dict):  # OpenAI's newer names: cached ones are among them
+        read, beside = optional_count(details, "cached_tokens"), 0
+    else:
+        read = optional_count(value, "cache_read_input_tokens")
+        beside = (read or 0) + (optional_count(value, "cache_creation_input_tokens") or 0)
+    return Usage(
+        prompt_tokens=count(value, "input_tokens") + beside,
+        cached_tokens=read,
+        output_tokens=optional_count(value, "output_tokens"),
+    )
+
+
+def optional_block_size(value: Mapping[str, Any]) -> int | None:
+    """Return a ``block_size``, None where there is none; raises ``LineError``."""
+    size = value.get("block_size")
+    if size is not None and (type(size) is not int or size < 1):
+        raise LineError("`block_size` must be a whole number of tokens of at least 1")
+    return size
+
+
 def seconds(value: Mapping[str, Any], key: str, unit: float) -> float:
     """Return a trace's own time in seconds; ``unit`` is how many of the trace's units make one."""
     given = value.get(key)
     if not isinstance(given, int | float) or isinstance(given, bool) or given != given:  # noqa: PLR0124 - NaN
         raise LineError(f"`{key}` must be a number, not {given!r:.40}")
     return given / unit
+
+
+def hashes(value: Mapping[str, Any], key: str, blocks: int) -> "array[int]":
+    """Return ``blocks`` salted hashes; raises ``LineError``."""
+    given = value.get(key)
+    try:
+        found = array("q", given if isinstance(given, list) else ())
+    except (TypeError, OverflowError) as error:
+        raise LineError(f"`{key}` must hold whole numbers from 0 to 2**63 - 1") from error
+    if len(found) != blocks or (found and min(found) < 0):
+        raise LineError(f"`{key}` must be a list of {blocks:,} hashes of full blocks, one a block")
+    return found
 
 
 def block_ids(value: Mapping[str, Any], key: str, tokens: int, block_size: int) -> "array[int]":

@@ -18,6 +18,19 @@ class BlockIds:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHashes:
+    """The prompt as salted hashes of the full blocks that it and its known answer fill, without its text.
+
+    A hash, below 2**63, names a block with all before it. ``answer_hashed`` says that the blocks of
+    generated tokens are among ``hashes``; without them their tokens are known by number only.
+    """
+
+    hashes: Sequence[int]
+    block_size: int
+    answer_hashed: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:
     """The prompt as the engine's own tokens."""
 
@@ -38,21 +51,25 @@ class LoggedRequest:
 
     ``origin`` is its file and line. ``at`` is in seconds of the file's own clock, None where the file tells
     no time. ``prompt_tokens`` and ``cached_tokens`` are what the engine counted. ``output`` is what was
-    generated: token ids, or only their number, or None where nothing is said.
+    generated: token ids, or only their number, or None where nothing is said. ``whole`` is false where the
+    file holds a part of the prompt only, so that the engine's counts are those of more than is known.
     """
 
     request_id: str
     origin: str
     at: float | None
-    prompt: BlockIds | TokenIds | Body
+    prompt: BlockIds | BlockHashes | TokenIds | Body
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output: Sequence[int] | int | None = None
     finished_at: float | None = None
     session: str | None = None
+    tenant: str | None = None
+    route: str | None = None
     model: str | None = None
     salt: str | None = None
     lookup: bool = True
+    whole: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +88,18 @@ class BadLine:
     def line(self) -> int:
         """The line's number, from 1 on."""
         return int(self.origin.rpartition(":")[2].partition("/")[0])  # "/": a place in a list on the line
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a line stands: ``name`` is its file's name and its number, ``path`` the file's path.
+
+    ``block_size`` is what the user says of traces of block ids; None for the format's usual one.
+    """
+
+    name: str
+    path: str
+    block_size: int | None = None
 
 
 class LineError(Exception):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvscope.analysis.formats.records import Body, LineError, LoggedRequest
+from kvscope.analysis.formats.records import Body, LineError, LoggedRequest, Place
 
 _ROLES = {
     "human": "user",
@@ -23,9 +23,9 @@ def is_sharegpt(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("conversations"), list)
 
 
-def sharegpt(value: Mapping[str, Any], name: str, _block_size: int | None = None) -> Iterator[LoggedRequest]:
+def sharegpt(value: Mapping[str, Any], place: Place) -> Iterator[LoggedRequest]:
     """Yield a request for each answer; raises ``LineError`` for a turn that is none."""
-    session = str(value.get("id") or name)
+    session = str(value.get("id") or place.name)
     messages: list[dict[str, str]] = []
     for turn in value["conversations"]:
         role = _ROLES.get(turn.get("from", "")) if isinstance(turn, Mapping) else None
@@ -35,7 +35,7 @@ def sharegpt(value: Mapping[str, Any], name: str, _block_size: int | None = None
         if role == "assistant" and messages:
             yield LoggedRequest(
                 request_id=f"{session}/{len(messages)}",
-                origin=name,
+                origin=place.name,
                 at=None,
                 prompt=Body(api="chat", body={"messages": list(messages)}),
                 session=session,

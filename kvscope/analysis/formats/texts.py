@@ -5,7 +5,7 @@ from typing import Any
 
 from kvscope.analysis.formats.bodies import SESSION_KEYS, TIME_KEYS
 from kvscope.analysis.formats.fields import first_text, unix_seconds
-from kvscope.analysis.formats.records import Body, LineError, LoggedRequest
+from kvscope.analysis.formats.records import Body, LineError, LoggedRequest, Place
 
 
 def is_agent_trace(value: Mapping[str, Any]) -> bool:
@@ -13,14 +13,14 @@ def is_agent_trace(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("input"), str) and "output" in value
 
 
-def agent_trace(value: Mapping[str, Any], name: str, _block_size: int | None = None) -> LoggedRequest:
+def agent_trace(value: Mapping[str, Any], place: Place) -> LoggedRequest:
     """Read a prompt under ``input``; raises ``LineError``. No special tokens are added to it."""
     if not isinstance(value.get("input"), str):
         raise LineError("`input` must be a text")
     given = next((value[key] for key in TIME_KEYS if value.get(key) is not None), None)
     return LoggedRequest(
-        request_id=name,
-        origin=name,
+        request_id=place.name,
+        origin=place.name,
         at=None if given is None else unix_seconds(given),
         prompt=Body(api="completion", body={"prompt": value["input"], "add_special_tokens": False}),
         session=first_text(value, SESSION_KEYS),

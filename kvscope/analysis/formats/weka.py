@@ -8,8 +8,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvscope.analysis.formats.fields import block_ids, count, optional_count, seconds
-from kvscope.analysis.formats.records import BlockIds, LineError, LoggedRequest
+from kvscope.analysis.formats.fields import (
+    block_ids,
+    count,
+    optional_block_size,
+    optional_count,
+    seconds,
+)
+from kvscope.analysis.formats.records import BlockIds, LineError, LoggedRequest, Place
 
 
 def is_weka(value: Mapping[str, Any]) -> bool:
@@ -25,21 +31,19 @@ class _Session:
     block_size: int
 
 
-def weka(
-    value: Mapping[str, Any], origin: str, path: str, block_size: int | None
-) -> Iterator[LoggedRequest | LineError]:
+def weka(value: Mapping[str, Any], place: Place) -> Iterator[LoggedRequest | LineError]:
     """Yield the session's requests, those of sub-agents among them; a bad one comes as its error.
 
-    Raises ``LineError`` for a document without a block size, or with another than ``block_size``.
+    Raises ``LineError`` for a document without a block size, or with another than the place's.
     """
-    size = value.get("block_size")
-    if type(size) is not int or size < 1:
+    size = optional_block_size(value)
+    if size is None:
         raise LineError("`block_size` must be a whole number of tokens of at least 1")
-    if block_size not in (None, size):
-        raise LineError(f"the session's blocks hold {size} tokens, not {block_size}")
-    name = str(value.get("id") or origin)
-    scope = f"{path} {origin}" if value["hash_id_scope"] == "local" else ""
-    yield from _requests(_Session(name, origin, scope, size), value["requests"], name, 0.0)
+    if place.block_size not in {None, size}:
+        raise LineError(f"the session's blocks hold {size} tokens, not {place.block_size}")
+    name = str(value.get("id") or place.name)
+    scope = f"{place.path} {place.name}" if value.get("hash_id_scope") == "local" else ""
+    yield from _requests(_Session(name, place.name, scope, size), value.get("requests"), name, 0.0)
 
 
 def _requests(

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvscope.analysis.formats.detect import KNOWN, read
-from kvscope.analysis.formats.records import BadLine, BlockIds, Body, LoggedRequest, TokenIds
+from kvscope.analysis.formats.records import BadLine, BlockHashes, BlockIds, Body, LoggedRequest, TokenIds
+from kvscope.analysis.offline.stand_ins import stand_ins
 from kvscope.cache.overlap import TimedRequest
 from kvscope.cache.replay import ReplayRequest
 from kvscope.cache.traces import TraceBuilder
@@ -60,7 +61,8 @@ class Loaded:
     """What files hold: block ids in ``builder`` or prompts in ``prompts``, never both.
 
     ``ids`` are the requests' ids in the order of the files, kept for block ids when asked for.
-    ``went_back``: requests that came before an earlier one's time.
+    ``went_back``: requests that came before an earlier one's time. ``partial``: prompts known in part.
+    ``block_size`` is that of hashes, None without any.
     """
 
     builder: TraceBuilder | None = None
@@ -68,6 +70,8 @@ class Loaded:
     ids: list[str] = dataclasses.field(default_factory=list)
     skipped: list[BadLine] = dataclasses.field(default_factory=list)
     went_back: int = 0
+    partial: int = 0
+    block_size: int | None = None
 
 
 def load(
@@ -77,13 +81,20 @@ def load(
 
     Raises ``UsageError`` where nothing is left, and for block ids mixed with text or of two block sizes.
     """
-    loaded = Loaded()
-    loader = _Loader(loaded, tokenizer or ByteTokenizer(), keep_ids=keep_ids)
-    loader.take(read(paths, block_size=block_size))
+    loaded = load_requests(read(paths, block_size=block_size), tokenizer=tokenizer, keep_ids=keep_ids)
     if not loaded.prompts and not loaded.builder:
         first = "".join(f"; {each.origin}: {each.reason}" for each in loaded.skipped[:1])
         names = ", ".join(map(str, paths))
         raise UsageError(f"no request in {names} can be replayed{first}. Known formats: {KNOWN}")
+    return loaded
+
+
+def load_requests(
+    found: Iterable[LoggedRequest | BadLine], *, tokenizer: Encoder | None, keep_ids: bool
+) -> Loaded:
+    """Take requests from wherever they come, perhaps none; raises as ``load`` else."""
+    loaded = Loaded()
+    _Loader(loaded, tokenizer or ByteTokenizer(), keep_ids=keep_ids).take(found)
     return loaded
 
 
@@ -133,34 +144,61 @@ class _Loader:
             raise UsageError(
                 f"{logged.request_id} is text, requests before it are block ids: replay them apart"
             )
-        prompt = logged.prompt
-        tokenised = isinstance(prompt, Body)
-        given: Sequence[int]
+        if isinstance(logged.prompt, BlockHashes):
+            self._same_size(logged, logged.prompt)
         try:
-            match prompt:
-                case Body():
-                    given = self._tokenizer.encode(prompt.api, prompt.body)
-                case TokenIds():
-                    given = prompt.ids
-                case BlockIds():
-                    return
-            tokens = array("I", given)
-        except (UsageError, OverflowError) as error:
+            request = replay_request(logged, self._tokenizer)
+        except UsageError as error:
             self._loaded.skipped.append(BadLine(origin=logged.origin, reason=str(error)))
             return
-        request = ReplayRequest(
-            request_id=logged.request_id,
-            tokens=tokens,
-            salt=logged.salt,
-            lora=logged.model,
-            output_tokens=() if logged.output is None else logged.output,
-            lookup=logged.lookup,
-            recorded_cached_tokens=logged.cached_tokens,
-        )
+        self._loaded.partial += not logged.whole
         self._loaded.prompts.append(
             LoadedPrompt(
                 timed=TimedRequest(request=request, at=at, finished_at=logged.finished_at),
-                recorded_prompt_tokens=logged.prompt_tokens,
-                tokenised=tokenised,
+                recorded_prompt_tokens=logged.prompt_tokens if logged.whole else None,
+                tokenised=isinstance(logged.prompt, Body),
             )
         )
+
+    def _same_size(self, logged: LoggedRequest, prompt: BlockHashes) -> None:
+        """Note the block size of hashes; raises ``UsageError`` where it is another than before."""
+        if self._loaded.block_size not in {None, prompt.block_size}:
+            raise UsageError(
+                f"{logged.request_id} has hashes of blocks of {prompt.block_size} tokens, requests before it "
+                f"of {self._loaded.block_size}: replay them apart"
+            )
+        self._loaded.block_size = prompt.block_size
+
+
+def replay_request(logged: LoggedRequest, tokenizer: Encoder) -> ReplayRequest:
+    """Return a request that is no block ids as a replay takes it; raises ``UsageError`` for odd prompts."""
+    prompt = logged.prompt
+    tokens: Sequence[int]
+    output: Sequence[int] | int = () if logged.output is None else logged.output
+    salt, lora = logged.salt, logged.model
+    if isinstance(prompt, BlockHashes):
+        number = output if isinstance(output, int) else len(output)
+        tokens, output = stand_ins(prompt, logged.prompt_tokens or 0, number)
+        salt = lora = None  # the hashes name them with all else
+    elif isinstance(prompt, Body):
+        tokens = _counted(tokenizer.encode(prompt.api, prompt.body))
+    elif isinstance(prompt, TokenIds):
+        tokens = _counted(prompt.ids)
+    else:
+        raise UsageError(f"{logged.request_id} is known by block ids alone")
+    return ReplayRequest(
+        request_id=logged.request_id,
+        tokens=tokens,
+        salt=salt,
+        lora=lora,
+        output_tokens=output,
+        lookup=logged.lookup,
+        recorded_cached_tokens=logged.cached_tokens if logged.whole else None,
+    )
+
+
+def _counted(tokens: Sequence[int]) -> "array[int]":
+    try:
+        return array("I", tokens)
+    except OverflowError as error:
+        raise UsageError("a token id is no number from 0 to 2**32 - 1") from error

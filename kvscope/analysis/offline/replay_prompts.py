@@ -34,7 +34,16 @@ _NULL_BLOCKS = 1
 
 def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence) -> ReplayReport:
     """Replay prompts as the engine would have served them; overlapping in time where the files tell ends."""
-    block_size = DEFAULT_BLOCK_SIZE if options.block_size is None else options.block_size
+    block_size = options.block_size or loaded.block_size or DEFAULT_BLOCK_SIZE
+    if loaded.block_size not in {None, block_size}:
+        raise UsageError(
+            f"the hashes are of blocks of {loaded.block_size} tokens, not {block_size}: they stay as they are"
+        )
+    if loaded.partial:
+        evidence.estimate(
+            f"of {loaded.partial:,} prompts the files hold a part only (no system prompt, no tools): hits "
+            "are those of the part, and what the server counted is not compared"
+        )
     _judge_tokens(loaded.prompts, options, evidence)
     timed = _with_zeros([each.timed for each in loaded.prompts], evidence)
     timed.sort(key=lambda each: each.at)

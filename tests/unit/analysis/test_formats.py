@@ -4,10 +4,12 @@ import gzip
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from kvscope.analysis.formats.detect import read
 from kvscope.analysis.formats.records import BadLine, BlockIds, Body, LoggedRequest, TokenIds
@@ -283,14 +285,25 @@ def test_gzip_and_one_that_breaks_off(tmp_path: Path) -> None:
     assert found[-1].line == len(found)
 
 
-def test_zstd_is_told_with_the_way_out(tmp_path: Path) -> None:
-    (tmp_path / "log.zst").write_bytes(b"\x28\xb5\x2f\xfd rest")
-    with pytest.raises(UsageError, match="zstd -dc"):
-        list(read([tmp_path / "log.zst"]))
+def test_zstd_of_several_frames_and_one_that_breaks_off(tmp_path: Path) -> None:
+    lines = (TRACES / "mooncake-conversation-300.jsonl").read_bytes().splitlines(keepends=True)
+    packer = zstandard.ZstdCompressor()
+    frames = [packer.compress(b"".join(lines[:100])), packer.compress(b"".join(lines[100:]))]
+    (tmp_path / "whole.zst").write_bytes(b"".join(frames))
+    assert len(requests(tmp_path / "whole.zst")) == 300
+    (tmp_path / "cut").write_bytes(frames[0] + frames[1][:-9])
+    found = list(read([tmp_path / "cut"]))
+    assert isinstance(found[-1], BadLine)
+    assert "the zstd stream breaks off here: the last frame has no end" in found[-1].reason
+    assert 100 <= len(found) - 1 < 300
+    assert found[-1].line == len(found)
+    (tmp_path / "damaged").write_bytes(frames[0][:8] + b"no frame")
+    assert "the zstd stream breaks off here" in bad(tmp_path / "damaged")[0][1]
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = io.BytesIO(gzip.compress(json.dumps(MOONCAKE).encode()))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.ZstdCompressor().compress])
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]) -> None:
+    lines = io.BytesIO(pack(json.dumps(MOONCAKE).encode()))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(lines)))
     (found,) = requests(Path("-"))
     assert found.request_id == "stdin:1"
