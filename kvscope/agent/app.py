@@ -17,11 +17,14 @@ from kvscope.agent.loops import Advisor, Loop
 from kvscope.agent.upkeep import Upkeep
 from kvscope.analysis.live import Analyser
 from kvscope.clock import Clock, system_clock
+from kvscope.config.load import spool_folder
 from kvscope.config.settings import AgentSettings
+from kvscope.errors import ConfigError
 from kvscope.experiments.controller import Controller
 from kvscope.experiments.policy import LivePolicy
 from kvscope.pipeline.contracts import Collector, CollectorContext, CollectorFactory
 from kvscope.pipeline.listen import AsgiListener, bind
+from kvscope.pipeline.spool import Spool
 from kvscope.pipeline.writer import Writer
 from kvscope.store.database import open_store
 
@@ -43,8 +46,9 @@ class Agent:
         self._registry = CollectorRegistry()
         self._stops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self._store = open_store(settings.db, upgrade=settings.db.startswith("sqlite"))
+        self._spool = _spool_of(settings, self._registry)
         tokenizer: Path | str = settings.tokenizer or settings.upstreams[0]
-        self._writer = Writer(self._store.batches, settings.writer, self._registry)
+        self._writer = Writer(self._store.batches, settings.writer, self._registry, spool=self._spool)
         self._caches = CacheConfigs()
         self._analyser = Analyser(
             tokenizer=tokenizer_of(tokenizer),
@@ -114,6 +118,7 @@ class Agent:
         """Return the state of each part in one line."""
         parts = {name: collector.health() for name, collector in self._collectors.items()}
         parts["writer"] = self._writer.health()
+        parts["spool"] = (True, "off") if self._spool is None else self._spool.health()
         parts["export"] = self._exporter.health()
         return parts | {loop.name: loop.health() for loop in self._loops}
 
@@ -162,12 +167,16 @@ class Agent:
                 _LOG.exception("%s did not stop cleanly", name)
         self._advisor.close()
         await asyncio.to_thread(self._upkeep.close)
+        if self._spool is not None:
+            self._spool.close()
         self._store.close()
 
     async def _stop_writer(self) -> None:
         left = await asyncio.to_thread(self._writer.stop)
         if left:
             _LOG.error("%d items could not be written before the end", left)
+        elif self._spool is not None and self._spool.items:
+            _LOG.warning("%d items wait on disk; the next start writes them", self._spool.items)
 
     async def _stop_exporter(self) -> None:
         await asyncio.to_thread(self._exporter.stop)
@@ -197,3 +206,16 @@ class Agent:
         await ended.wait()
         _LOG.info("stopping")
         await self.stop()
+
+
+def _spool_of(settings: AgentSettings, registry: CollectorRegistry) -> Spool | None:
+    """Return the spool, or None where it is off; a folder that nobody named may be unusable."""
+    if not settings.spool.max_bytes:
+        return None
+    try:
+        return Spool(spool_folder(settings), settings.spool, registry)
+    except ConfigError as error:
+        if settings.spool.folder is not None:
+            raise
+        _LOG.warning("%s; until then what the store does not take waits in memory", error)
+        return None

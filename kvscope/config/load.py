@@ -1,5 +1,6 @@
 """Loads the agent's settings: flags win over the environment, the environment over the file."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from kvscope.config.settings import AgentSettings
 from kvscope.errors import ConfigError
 from kvscope.pipeline.contracts import CollectorFactory
+from kvscope.store.urls import locate
 
 _PREFIX = "KVSCOPE_"
 _PASSWORD = re.compile(r"//([^/@:\s]*:)[^/@\s]*@")
@@ -34,6 +36,17 @@ def default_db() -> str:
 def environment_with_db(db: str) -> dict[str, str]:
     """Return this process's environment for a child whose store is ``db``."""
     return dict(os.environ) | {f"{_PREFIX}DB": db}
+
+
+def spool_folder(settings: AgentSettings) -> Path:
+    """Return the folder of the spool: the one that is named, else one of this store alone."""
+    if settings.spool.folder is not None:
+        return settings.spool.folder
+    location = locate(settings.db)
+    if location.path is not None:
+        return location.path.with_name(f"{location.path.name}.spool")
+    store = hashlib.blake2b(location.shown.encode(), digest_size=6).hexdigest()
+    return data_directory() / f"spool-{store}"
 
 
 def make_data_directory(db: str) -> None:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvscope.analysis.live import AnalyserSettings
+from kvscope.pipeline.spool import SpoolSettings
 from kvscope.pipeline.writer import WriterSettings
 
 
@@ -97,6 +98,7 @@ class AgentSettings(_Part):
     )
     admin: AdminSettings = Field(AdminSettings(), description="Health and own metrics.")
     writer: WriterSettings = Field(WriterSettings(), description="Queue in front of the store.")
+    spool: SpoolSettings = Field(SpoolSettings(), description="Disk for what waits while the store is away.")
     analyser: AnalyserSettings = Field(AnalyserSettings(), description="Live analysis of misses.")
     advisor: AdvisorSettings = Field(AdvisorSettings(), description="Suggestions and latency models.")
     controller: ControllerSettings = Field(ControllerSettings(), description="Experiments.")

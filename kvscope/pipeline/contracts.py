@@ -17,19 +17,25 @@ from kvscope.model.telemetry import CacheEventBatch, MetricSample, Span
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What is written in one transaction: all of it or none of it."""
+    """What is written in one transaction: all of it or none of it.
+
+    ``only_copy`` tells that its sender keeps none and does not wait for the receipt: such a batch is on disk
+    before ``offer`` returns, so that a killed agent does not lose it.
+    """
 
     parts: Sequence[RequestPart] = ()
     spans: Sequence[Span] = ()
     samples: Sequence[MetricSample] = ()
     misses: Sequence[Miss] = ()
+    only_copy: bool = False
 
     def __len__(self) -> int:
         return len(self.parts) + len(self.spans) + len(self.samples) + len(self.misses)
 
 
 Receipt = Future[int]
-"""Resolves after the commit to the number of items that the store refused (0 when all is well)."""
+"""Resolves to the number of items that the store refused (0 when all is well) after the commit; while the
+store is away, to 0 once the disk has the batch."""
 
 
 class Sink(Protocol):
@@ -56,6 +62,7 @@ class Decision:
     experiment: str | None = None
     arm: str | None = None
     warmup: bool | None = None
+    salt: str | None = None  # keeps the arm's blocks apart, see `prompts.salts`
     routing: Routing | None = None  # None: as the gateway is set
 
 
@@ -65,7 +72,9 @@ UNCHANGED = Decision()
 class TrafficPolicy(Protocol):
     """Decides what the gateway does with a request; must be quick."""
 
-    def decide(self, *, route: str, session: str | None, request_id: str, at: float) -> Decision:
+    def decide(
+        self, *, route: str, session: str | None, request_id: str, at: float, tenant: str | None = None
+    ) -> Decision:
         """Return the decision for one request of ``route``."""
         ...
 
