@@ -28,8 +28,8 @@ from kvscope.model.request import (
     count_sequences,
 )
 
-_DEFAULT_TRUST = (Source.GATEWAY, Source.SPAN, Source.PLUGIN, Source.ANALYSIS)
-_ENGINE_FIRST = (Source.SPAN, Source.PLUGIN, Source.GATEWAY, Source.ANALYSIS)
+_DEFAULT_TRUST = (Source.GATEWAY, Source.SPAN, Source.PLUGIN, Source.LOG, Source.ANALYSIS)
+_ENGINE_FIRST = (Source.SPAN, Source.PLUGIN, Source.GATEWAY, Source.LOG, Source.ANALYSIS)
 _TRUST: dict[str, tuple[Source, ...]] = {
     "ttft_seconds": _ENGINE_FIRST,
     "queue_seconds": _ENGINE_FIRST,
@@ -40,7 +40,7 @@ _TRUST: dict[str, tuple[Source, ...]] = {
     # the engine counts what it really did; a client's usage is the same number, one hop later
     "prompt_tokens": _ENGINE_FIRST,
     "output_tokens": _ENGINE_FIRST,
-    "cached_tokens": (Source.PLUGIN, Source.SPAN, Source.GATEWAY, Source.ANALYSIS),
+    "cached_tokens": (Source.PLUGIN, Source.SPAN, Source.GATEWAY, Source.LOG, Source.ANALYSIS),
 }
 
 

@@ -12,6 +12,7 @@ class Source(StrEnum):
     GATEWAY = "gateway"  # seen on the wire between client and server
     SPAN = "span"  # vLLM's `llm_request` span
     PLUGIN = "plugin"  # kvscope's stat logger inside the engine
+    LOG = "log"  # read from a file by `kvscope import`
     ANALYSIS = "analysis"  # derived by kvscope from the others
 
 
