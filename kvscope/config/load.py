@@ -18,8 +18,9 @@ from kvscope.store.urls import locate
 
 _PREFIX = "KVSCOPE_"
 _PASSWORD = re.compile(r"//([^/@:\s]*:)[^/@\s]*@")
-# read by the plugin inside the engine, not by the agent
-_FOREIGN = frozenset({"KVSCOPE_OTLP_ENDPOINT", "KVSCOPE_PLUGIN"})
+HASH_SALT = f"{_PREFIX}HASH_SALT"
+# read by the plugin inside the engine or by commands, not by the agent
+_FOREIGN = frozenset({"KVSCOPE_OTLP_ENDPOINT", "KVSCOPE_PLUGIN", HASH_SALT})
 
 
 def data_directory() -> Path:
