@@ -76,7 +76,7 @@ class Recorder:
                 piece=secrets.token_hex(_PIECE_BYTES),
             )
             try:
-                self._sink.offer(Batch(parts=(part,)))
+                self._sink.offer(Batch(parts=(part,), only_copy=True))
             except RetryableIngestError:
                 self._metrics.lost_records.inc()
 
