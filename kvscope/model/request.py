@@ -104,6 +104,8 @@ class RequestRecord:
     gateway_overhead_seconds: float | None = None
     causes: Mapping[str, int] | None = None  # MissCause value -> tokens
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)  # field -> Source value
+    # field -> the most trusted Source that told another value than the one taken
+    conflicts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pieces: Pieces = dataclasses.field(default_factory=dict)
 
     @property
@@ -115,6 +117,7 @@ class RequestRecord:
 REQUEST_FIELDS = frozenset(f.name for f in dataclasses.fields(RequestRecord)) - {
     "request_id",
     "sources",
+    "conflicts",
     "pieces",
 }
 

@@ -23,6 +23,7 @@ class Statements:
         self.series = self._insert_or_ignore(schema.metric_series)
         self.samples = self._insert_or_ignore(schema.metric_samples)
         self.misses = self._compile(self.insert(schema.misses))
+        self.new_requests = self._compile(self.insert(schema.requests))
         self.requests = self._compile(self.upsert(schema.requests))
         self.changes = self._compile(self.upsert(schema.rollup_changes))
 

@@ -39,6 +39,16 @@ def key(value: object) -> str:
     return text(value, KEY_CHARS)
 
 
+def is_plain_text(value: str) -> bool:
+    """Whether ``value`` fits any text column as it is."""
+    return len(value) <= KEY_CHARS and value.isascii() and "\x00" not in value
+
+
+def is_plain_count(value: int) -> bool:
+    """Whether ``value`` is a count."""
+    return 0 <= value < _INT32
+
+
 def _plain_number(value: object) -> object:
     """Return the Python number of one of numpy's, which both drivers would take for something else."""
     item = getattr(value, "item", None)

@@ -1,14 +1,15 @@
 """Rows of the bulk tables: from the model's objects to what the database takes, and back."""
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Boolean, Double, Integer
 from sqlalchemy.engine import RowMapping
 
+from kvscope.model.merge import Join
 from kvscope.model.request import TOKEN_FIELDS, Miss, Pieces, RequestPart, RequestRecord, Status
 from kvscope.model.telemetry import MetricSample, Span
 from kvscope.store import clean, schema
@@ -44,17 +45,24 @@ def _cleaner(name: str, kind: object) -> Callable[[object], Any]:
 _CLEANERS = {
     column.name: _cleaner(column.name, column.type)
     for column in schema.requests.columns
-    if column.name not in {"request_id", "sources"}
+    if column.name not in {"request_id", "sources", "conflicts"}
 }
 FIELDS = tuple(_CLEANERS)
+_PLAIN: dict[str, tuple[type, Callable[[Any], bool]]] = {
+    column.name: plain
+    for column in schema.requests.columns
+    for stored, plain in (
+        (schema.StoredText, (str, clean.is_plain_text)),
+        (Double, (float, math.isfinite)),
+        (Integer, (int, clean.is_plain_count)),
+    )
+    if isinstance(column.type, stored) and column.name != "status"
+}
+_NEVER_PLAIN = (type(None), bool)
 REQUEST_COLUMNS = tuple(column.name for column in schema.requests.columns)
-_ALL = attrgetter(*REQUEST_COLUMNS)
-_CONVERSIONS: tuple[tuple[int, Callable[[Any], Any]], ...] = (
-    (REQUEST_COLUMNS.index("status"), str),
-    (REQUEST_COLUMNS.index("causes"), clean.json_text),
+_STATUS, _CAUSES, _SOURCES, _CONFLICTS = (
+    REQUEST_COLUMNS.index(name) for name in ("status", "causes", "sources", "conflicts")
 )
-_PLAIN_COLUMNS = tuple(name for name in REQUEST_COLUMNS if name not in {"status", "causes", "sources"})
-_SOURCES = REQUEST_COLUMNS.index("sources")
 _PIECES = "pieces"  # in the column `sources`, which is no field's name
 
 
@@ -67,6 +75,10 @@ def clean_part(part: RequestPart) -> tuple[RequestPart, bool]:
     whole = True
     for name, value in part.values.items():
         if value is None:
+            continue
+        kind, is_plain = _PLAIN.get(name, _NEVER_PLAIN)
+        if value.__class__ is kind and is_plain(value):  # nearly always
+            values[name] = value
             continue
         try:
             values[name] = _CLEANERS[name](value)
@@ -81,27 +93,36 @@ def clean_part(part: RequestPart) -> tuple[RequestPart, bool]:
     return cleaned, whole
 
 
-def request_row(record: RequestRecord) -> Row:
-    """Return the row of a record that was merged from clean parts."""
-    row = list(_ALL(record))
-    for place, stored in _CONVERSIONS:
-        if row[place] is not None:
-            row[place] = stored(row[place])
-    told = {**record.sources, _PIECES: record.pieces} if record.pieces else record.sources
+def request_row(join: Join) -> Row:
+    """Return the row of what was joined from clean parts."""
+    row = list(map(join.values.get, REQUEST_COLUMNS))
+    row[0] = join.request_id
+    if (status := row[_STATUS]) is not None:
+        row[_STATUS] = status.value
+    if row[_CAUSES] is not None:
+        row[_CAUSES] = clean.json_text(row[_CAUSES])
+    told = {**join.sources, _PIECES: join.pieces} if join.pieces else join.sources
     row[_SOURCES] = clean.json_as_given(told)
+    if join.conflicts:
+        row[_CONFLICTS] = clean.json_text(join.conflicts)
     return tuple(row)
+
+
+def request_join(row: RowMapping | Mapping[str, Any]) -> Join:
+    """Return what was stored as ``row``, to be added to."""
+    join = Join(row["request_id"])
+    join.values = {name: value for name in FIELDS if (value := row[name]) is not None}
+    if (status := row["status"]) is not None:
+        join.values["status"] = Status(status)
+    join.sources = {field: source for field, source in row["sources"].items() if field != _PIECES}
+    join.conflicts = row["conflicts"] or {}
+    join.pieces = _pieces(row)
+    return join
 
 
 def request_record(row: RowMapping | Mapping[str, Any]) -> RequestRecord:
     """Return the record that was stored as ``row``."""
-    status = row["status"]
-    return RequestRecord(
-        status=None if status is None else Status(status),
-        causes=row["causes"],
-        sources={field: source for field, source in row["sources"].items() if field != _PIECES},
-        pieces=_pieces(row),
-        **{name: row[name] for name in _PLAIN_COLUMNS},
-    )
+    return request_join(row).record()
 
 
 def _pieces(row: RowMapping | Mapping[str, Any]) -> Pieces:

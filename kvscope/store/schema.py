@@ -96,6 +96,7 @@ requests = Table(
     Column("gateway_overhead_seconds", Double),
     Column("causes", Json),
     Column("sources", Json, nullable=False),
+    Column("conflicts", Json),
     Index(None, "arrived_at"),
     Index(None, "route", "arrived_at"),
     Index(None, "experiment", "arm"),
@@ -196,6 +197,7 @@ rollups = Table(
     Column("tpot_seconds", Double, nullable=False),
     Column("ttft_sketch", Json, nullable=False),
     Column("ttft_client_sketch", Json, nullable=False),
+    Column("conflicts", Json),
     sqlite_with_rowid=False,
 )
 

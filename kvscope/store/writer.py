@@ -1,19 +1,23 @@
 """Writes batches in one transaction each call; what is written twice changes nothing."""
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, delete, select
 
 from kvscope.errors import KvscopeError
-from kvscope.model.merge import merge
-from kvscope.model.request import Miss, RequestPart, RequestRecord
+from kvscope.model.merge import Join
+from kvscope.model.request import Miss, RequestPart
 from kvscope.model.telemetry import MetricSample, Span
 from kvscope.pipeline.contracts import Batch
 from kvscope.store import bulk, clean, rollups, rows, schema
 from kvscope.store.engines import Engines
 
 _LOG = logging.getLogger(__name__)
+
+Conflict = tuple[str, str, str]
+"""A field, the source whose value was taken, and the one that told another."""
 
 
 class SqlBatchStore:
@@ -23,6 +27,8 @@ class SqlBatchStore:
         self._engines = engines
         self._statements = bulk.Statements(engines.writer.dialect)
         self._known_series: frozenset[int] = frozenset()
+        self.conflicts: Counter[Conflict] = Counter()
+        """How often a source was found to tell otherwise since the store was opened."""
 
     def write(self, batches: Sequence[Batch]) -> int:
         """Write and commit ``batches``; return how many items were refused, wholly or in part.
@@ -50,6 +56,7 @@ class SqlBatchStore:
             work.run(connection)
         # only now: a series of a transaction that was rolled back does not exist
         self._known_series |= work.series.keys()
+        self.conflicts.update(work.conflicts)
         return work.refused
 
 
@@ -65,6 +72,7 @@ class _Work:
         self._misses: dict[str, list[rows.Row]] = {}
         self.series: dict[int, rows.Row] = {}
         self.refused = 0
+        self.conflicts: Counter[Conflict] = Counter()
 
     def add(self, batch: Batch) -> None:
         """Turn the items of ``batch`` into rows; counts those that no database could hold."""
@@ -127,26 +135,38 @@ class _Work:
     def _run_parts(self, connection: Connection) -> None:
         if not self._parts:
             return
-        known = self._known_records(connection)
-        changed = []
+        known = self._known_requests(connection)
+        new: list[rows.Row] = []
+        changed: list[rows.Row] = []
         arrivals: set[float | None] = set()
         for request_id, parts in self._parts.items():
-            before = record = known.get(request_id)
-            for part in parts:
-                record = merge(record, part)
-            if record is not None and record is not before:
-                changed.append(rows.request_row(record))
-                arrivals |= {record.arrived_at, before.arrived_at if before else None}
+            join = known.get(request_id)
+            into = new if join is None else changed
+            if join is None:
+                join = Join(request_id)
+            arrived_at, conflicts = join.values.get("arrived_at"), dict(join.conflicts)
+            grown = [join.add(part) for part in parts]
+            if into is new or any(grown):
+                into.append(rows.request_row(join))
+                arrivals |= {join.values.get("arrived_at"), arrived_at}
+                self._count_conflicts(join, conflicts)
         rollups.mark(connection, self._statements, arrivals)
-        for row in bulk.run(connection, self._statements.requests, changed):
-            self.refused += len(self._parts[row[0]])
+        refused = bulk.run(connection, self._statements.new_requests, new)
+        refused += bulk.run(connection, self._statements.requests, changed)
+        self.refused += sum(len(self._parts[row[0]]) for row in refused)
 
-    def _known_records(self, connection: Connection) -> dict[str, RequestRecord]:
+    def _count_conflicts(self, join: Join, before: Mapping[str, str]) -> None:
+        for field, doubter in join.conflicts.items():
+            teller = join.sources[field]
+            if doubter not in (teller, before.get(field)):
+                self.conflicts[field, teller, doubter] += 1
+
+    def _known_requests(self, connection: Connection) -> dict[str, Join]:
         column = schema.requests.c.request_id
         found = connection.execute(
             select(schema.requests).where(self._statements.among(column, list(self._parts)))
         )
-        return {row["request_id"]: rows.request_record(row) for row in found.mappings()}
+        return {row["request_id"]: rows.request_join(row) for row in found.mappings()}
 
     def _run_misses(self, connection: Connection) -> None:
         if not self._misses:
