@@ -2,6 +2,7 @@
 
 from collectors.gateway.incoming import Receive, Scope, Send
 from collectors.gateway.inference import Inference
+from collectors.gateway.layouts import Layouts
 from collectors.gateway.metrics import GatewayMetrics
 from collectors.gateway.passing import pass_through
 from collectors.gateway.settings import GatewaySettings
@@ -18,7 +19,8 @@ class GatewayApp:
     def __init__(self, settings: GatewaySettings, context: CollectorContext, upstreams: Upstreams) -> None:
         self._upstreams = upstreams
         self.metrics = GatewayMetrics(context.registry)
-        self._inference = Inference(settings, context, upstreams, self.metrics)
+        self.layouts = Layouts(settings.layouts, settings.layouts_poll_seconds, context.registry)
+        self._inference = Inference(settings, context, upstreams, self.metrics, self.layouts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI 3 calls it."""

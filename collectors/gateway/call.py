@@ -43,6 +43,7 @@ class Call:
     choices: int = 1
     overhead_seconds: float = 0.0
     status: Status | None = None
+    recorded: bool = False
 
     def answered(self, http_status: int, observation: Observation) -> None:
         """Settle the status of a request whose answer came to its end."""
@@ -62,7 +63,10 @@ class Recorder:
         self._metrics = metrics
 
     def record(self, call: Call, observation: Observation) -> None:
-        """Offer what the gateway knows of ``call``."""
+        """Offer what the gateway knows of ``call``, once."""
+        if call.recorded:
+            return
+        call.recorded = True
         self._metrics.requests.labels((call.status or Status.ERROR).value).inc()
         self._metrics.overhead_seconds.observe(call.overhead_seconds)
         if observation.unread:

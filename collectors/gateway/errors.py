@@ -14,9 +14,9 @@ class BodyTooLargeError(Exception):
     """Raised when a request's body is larger than the limit."""
 
 
-def error_body(message: str, kind: str, code: int) -> bytes:
+def error_body(message: str, kind: str, code: int, param: str | None = None) -> bytes:
     """Return an error as vLLM 0.32 words it: message, type, param and code under ``error``."""
-    error = {"message": message, "type": kind, "param": None, "code": code}
+    error = {"message": message, "type": kind, "param": param, "code": code}
     return msgspec.json.encode({"error": error})
 
 

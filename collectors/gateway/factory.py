@@ -29,6 +29,7 @@ class Gateway:
         if not self._upstreams.urls:
             raise ConfigError("the gateway needs a server to pass requests to; name one with --upstream URL")
         listener = bind(settings.host, settings.port, setting="--gateway-port")
+        await self._app.layouts.start()
         await self._upstreams.open()
         self._listener = AsgiListener(
             self._app,
@@ -43,6 +44,7 @@ class Gateway:
         if self._listener is not None:
             await self._listener.stop()
             self._listener = None
+        await self._app.layouts.stop()
         await self._upstreams.close()
 
     def health(self) -> tuple[bool, str]:
@@ -54,7 +56,8 @@ class Gateway:
         where = f"{self._settings.host}:{self._listener.port}"
         silent = self._upstreams.silent()
         away = f"; without an answer from {', '.join(silent)}" if silent else ""
-        return True, f"listens on {where}, {self._app.metrics.in_flight} requests inside{away}"
+        told = f"listens on {where}, {self._app.metrics.in_flight} requests inside"
+        return True, told + away + self._app.layouts.health()
 
 
 FACTORY = CollectorFactory(name="gateway", settings=GatewaySettings, create=Gateway)

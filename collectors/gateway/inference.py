@@ -10,6 +10,7 @@ from collectors.gateway.call import Call, Recorder, now, session_of, word
 from collectors.gateway.errors import BodyTooLargeError, ClientGoneError, upstream_error
 from collectors.gateway.headers import UsedIds, first_values, identify, uncompressed, upstream_headers
 from collectors.gateway.incoming import Receive, Scope, Send, WhileConnected, read_body
+from collectors.gateway.layouts import AskedLayout, LayoutRefusedError, Layouts
 from collectors.gateway.metrics import GatewayMetrics
 from collectors.gateway.passing import UPSTREAM_FAILURES, target_url
 from collectors.gateway.relay import Relay
@@ -20,8 +21,10 @@ from kvscope.model.prompt import Prompt
 from kvscope.model.request import Status
 from kvscope.pipeline.contracts import CollectorContext, Decision
 from kvscope.prompts.routes import ROUTE_HEADER, route_of
+from kvscope.prompts.salts import with_arm_salt
 from kvscope.prompts.segments import sequences_asked
-from kvscope.prompts.transforms import apply_transforms, layout_name
+from kvscope.prompts.transforms import AS_SENT, apply_transforms, layout_name
+from kvscope.prompts.transforms.variant import variant_in
 
 Headers = list[tuple[str, str]]
 
@@ -35,11 +38,13 @@ class Inference:
         context: CollectorContext,
         upstreams: Upstreams,
         metrics: GatewayMetrics,
+        layouts: Layouts,
     ) -> None:
         self._settings = settings
         self._context = context
         self._upstreams = upstreams
         self._metrics = metrics
+        self._layouts = layouts
         self._recorder = Recorder(context.sink, metrics)
         self._fingerprints: dict[str, str | None] = {}
         self._used_ids = UsedIds()
@@ -53,13 +58,22 @@ class Inference:
             self._metrics.in_flight -= 1
             return
         call, headers = self._begin(api, scope, raw or b"")
-        relay = Relay(call, send, self._settings.answer_limit_bytes, self._fingerprints.get(call.engine))
+        relay = Relay(
+            call,
+            send,
+            self._settings.answer_limit_bytes,
+            self._fingerprints.get(call.engine),
+            self._recorder.record,
+        )
         try:
             if raw is None:
                 await relay.refuse_size(self._settings.body_limit_bytes)
             else:
                 self._prepare(call)
                 await self._exchange(call, scope, receive, relay, headers)
+        except LayoutRefusedError as refusal:
+            self._layouts.refused.inc()
+            await relay.refuse(str(refusal), refusal.param)
         finally:
             self._metrics.in_flight -= 1
             observation = relay.observation()
@@ -108,31 +122,37 @@ class Inference:
         return call, [*kept, *ids.added]
 
     def _prepare(self, call: Call) -> None:
-        """Let the policy decide, apply what it says, tell the observer, and ask for usage."""
-        if call.body is None or call.sent_body is None:
+        """Let the policy decide, apply what it says, tell the observer, and ask for usage.
+
+        Raises ``LayoutRefusedError`` where the request names a layout and cannot be rendered.
+        """
+        if call.body is None:
             return
+        asked = self._layouts.asked(call.api, call.body)
+        if asked is not None:
+            call.route = asked.plan.name
         with self._metrics.fail_open("policy"):
             call.decision = _decided(
                 self._context.policy.decide(
                     route=call.route or "",
                     session=call.session,
+                    tenant=call.tenant,
                     request_id=call.request_id,
                     at=call.arrived_at,
                 )
             )
+        if asked is not None:
+            _render(call, asked)
         with self._metrics.fail_open("transforms"):
-            if specs := call.decision.transforms:
-                changed = apply_transforms(specs, call.api, call.body)
-                if changed is not call.body:
-                    call.sent, call.sent_body = msgspec.json.encode(changed), changed
-                call.layout = layout_name(specs)
+            _transform(call, call.body)
+        body, sent_body = call.body, call.sent_body or call.body
         with self._metrics.fail_open("prompts"):
-            self._context.prompts.arrived(_prompt(call, call.body, call.sent_body))
+            self._context.prompts.arrived(_prompt(call, body, sent_body))
         with self._metrics.fail_open("usage"):
-            call.choices = sequences_asked(call.api, call.body)
+            call.choices = sequences_asked(call.api, body)
             known = call.choices == 1 or call.engine in self._fingerprints
-            if self._settings.ask_usage and known and can_ask(call.sent_body):
-                call.sent, call.asked_usage = asking(call.sent, call.sent_body), True
+            if self._settings.ask_usage and known and can_ask(sent_body):
+                call.sent, call.asked_usage = asking(call.sent, sent_body), True
 
     async def _exchange(
         self, call: Call, scope: Scope, receive: Receive, relay: Relay, headers: Headers
@@ -153,6 +173,26 @@ class Inference:
         except UPSTREAM_FAILURES as error:
             call.status = Status.ERROR
             await relay.fail(*upstream_error(error, call.engine))
+
+
+def _render(call: Call, asked: AskedLayout) -> None:
+    """Put the rendered body in place of the client's; what is sent no longer names the layout."""
+    if call.body is None:
+        return
+    call.body, call.layout = asked.render(call.body, variant_in(call.decision.transforms))
+    call.sent, call.sent_body = msgspec.json.encode(call.body), call.body
+
+
+def _transform(call: Call, body: dict[str, Any]) -> None:
+    """Apply the decision's transforms, and its salt, to what is sent."""
+    decision = call.decision
+    changed = apply_transforms(decision.transforms, call.api, body) if decision.transforms else body
+    if decision.salt is not None:
+        changed = with_arm_salt(changed, decision.salt)
+    if changed is not body:
+        call.sent, call.sent_body = msgspec.json.encode(changed), changed
+    if (name := layout_name(decision.transforms)) != AS_SENT:
+        call.layout = name if call.layout == AS_SENT else f"{call.layout}+{name}"
 
 
 async def _relay(relay: Relay, answer: aiohttp.ClientResponse) -> None:

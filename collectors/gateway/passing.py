@@ -58,10 +58,16 @@ async def send_part(send: Send, data: bytes, *, last: bool = False) -> None:
 
 
 async def send_error(
-    send: Send, message: str, kind: str, code: int, headers: Iterable[tuple[bytes, bytes]] = ()
+    send: Send,
+    message: str,
+    kind: str,
+    code: int,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    *,
+    param: str | None = None,
 ) -> None:
     """Answer with an error in vLLM's form."""
-    body = error_body(message, kind, code)
+    body = error_body(message, kind, code, param)
     framing = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await start_answer(send, code, [*framing, *headers])
     await send_part(send, body, last=True)

@@ -1,5 +1,7 @@
 """Settings of the gateway."""
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
@@ -29,6 +31,14 @@ class GatewaySettings(BaseModel):
     ask_usage: bool = Field(
         default=True,
         description="Ask for usage where a streaming client did not, and take it out of the answer again.",
+    )
+    layouts: Path | None = Field(
+        None, description="Folder of prompt layouts (YAML); none: requests that name a layout are refused."
+    )
+    layouts_poll_seconds: float = Field(
+        1.0,
+        gt=0,
+        description="Seconds between two looks for changed layout files; a change counts at the second.",
     )
     connect_timeout_seconds: float = Field(
         10.0, gt=0, description="Seconds to wait for a connection to the server."

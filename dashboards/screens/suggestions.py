@@ -14,6 +14,7 @@ from kvscope.reports.changes import changes_of, in_force
 
 _UNITS = {
     Unit.SESSION: "By session: each session stays in its arm",
+    Unit.TENANT: "By tenant: each tenant stays in its arm",
     Unit.TIME_SLICE: "By time: arms take turns",
 }
 

@@ -19,9 +19,13 @@ def _salt(experiment_id: str) -> bytes:
     return hashlib.blake2b(experiment_id.encode(), digest_size=16).digest()
 
 
-def unit_key(session: str | None, request_id: str) -> str:
-    """Return what is assigned as a whole: the session, or the request itself where none is told."""
-    return f"s:{session}" if session is not None else f"r:{request_id}"
+def unit_key(unit: Unit, *, session: str | None, tenant: str | None, request_id: str) -> str:
+    """Return what is assigned as a whole: the session or the tenant, or the request where none is told."""
+    if unit is Unit.TENANT and tenant is not None:
+        return f"t:{tenant}"
+    if unit is not Unit.TENANT and session is not None:
+        return f"s:{session}"
+    return f"r:{request_id}"
 
 
 def arm_by_share(experiment: Experiment, key: str) -> Arm:
@@ -55,8 +59,11 @@ def arm_of_slice(experiment: Experiment, number: int) -> Arm:
     return experiment.treatment if treatment_first != bool(second) else experiment.baseline
 
 
-def arm_for(experiment: Experiment, *, session: str | None, request_id: str, at: float) -> Arm:
+def arm_for(
+    experiment: Experiment, *, session: str | None, request_id: str, at: float, tenant: str | None = None
+) -> Arm:
     """Return the arm that serves a request which arrived at ``at``."""
     if experiment.unit is Unit.TIME_SLICE:
         return arm_of_slice(experiment, slice_at(experiment, at))
-    return arm_by_share(experiment, unit_key(session, request_id))
+    key = unit_key(experiment.unit, session=session, tenant=tenant, request_id=request_id)
+    return arm_by_share(experiment, key)

@@ -78,7 +78,9 @@ class LivePolicy:
         kept = {route: trial for route, trial in now.trials.items() if trial.experiment.id != experiment_id}
         self._snapshot = _Snapshot(kept, now.in_force)
 
-    def decide(self, *, route: str, session: str | None, request_id: str, at: float) -> Decision:
+    def decide(
+        self, *, route: str, session: str | None, request_id: str, at: float, tenant: str | None = None
+    ) -> Decision:
         """Return the decision for one request of ``route``."""
         snapshot = self._snapshot
         trial = snapshot.trials.get(route)
@@ -90,7 +92,8 @@ class LivePolicy:
             number = slice_at(experiment, at)
             arm = arm_of_slice(experiment, number)
         else:
-            arm = arm_by_share(experiment, unit_key(session, request_id))
+            key = unit_key(experiment.unit, session=session, tenant=tenant, request_id=request_id)
+            arm = arm_by_share(experiment, key)
         choices = trial.choices[arm.name]
         if self._count((experiment.id, arm.name, number)) < experiment.warmup_requests:
             return choices.warming

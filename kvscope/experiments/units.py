@@ -26,7 +26,7 @@ class Sorted:
     assigned: Mapping[str, int]
     warmups: Mapping[str, int]  # requests by arm
     crossed: int  # units that were seen in both arms, left out
-    sessionless: int  # requests that were units of their own for want of a session
+    sessionless: int  # requests that were units of their own for want of a session or tenant
     earlier: int  # requests from before the shares were last changed, left out
     requests: int
 
@@ -58,7 +58,7 @@ def sort_requests(
             for name, found in units.items()
         },
         crossed=crossed,
-        sessionless=sum(record.session is None for record in everything),
+        sessionless=sum(_is_alone(experiment, record) for record in everything),
         earlier=earlier,
         requests=len(everything),
     )
@@ -111,7 +111,13 @@ def _sums(records: Sequence[RequestRecord], metric: Metric) -> tuple[float, floa
 def _unit_of(experiment: Experiment, record: RequestRecord) -> str:
     if experiment.unit is Unit.TIME_SLICE:
         return str(slice_at(experiment, record.arrived_at or 0.0) // 2)
-    return unit_key(record.session, record.request_id)
+    return unit_key(
+        experiment.unit, session=record.session, tenant=record.tenant, request_id=record.request_id
+    )
+
+
+def _is_alone(experiment: Experiment, record: RequestRecord) -> bool:
+    return (record.tenant if experiment.unit is Unit.TENANT else record.session) is None
 
 
 def _leave_out_crossed(experiment: Experiment, units: Mapping[str, dict[str, list[RequestRecord]]]) -> int:

@@ -55,6 +55,7 @@ class Unit(StrEnum):
     """What is assigned to an arm as a whole."""
 
     SESSION = "session"
+    TENANT = "tenant"
     TIME_SLICE = "time_slice"  # switchback
 
 

@@ -100,8 +100,7 @@ class EventLog:
 
 
 class _Unchanged:
-    def decide(self, *, route: str, session: str | None, request_id: str, at: float) -> Decision:
-        del route, session, request_id, at
+    def decide(self, **_: object) -> Decision:
         return UNCHANGED
 
     def arrived(self, prompt: Prompt) -> None:

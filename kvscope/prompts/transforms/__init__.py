@@ -11,15 +11,19 @@ from kvscope.errors import UsageError
 from kvscope.model.prompt import Risk, TransformSpec
 from kvscope.prompts.transforms.base import Transform
 from kvscope.prompts.transforms.tools import CANONICAL_JSON, SORT_TOOLS
+from kvscope.prompts.transforms.variant import USE_VARIANT
 from kvscope.prompts.transforms.volatile import MOVE_VOLATILE
 from kvscope.prompts.transforms.whitespace import NORMALIZE_WHITESPACE
 
-__all__ = ["TRANSFORMS", "apply_transforms", "check_spec", "describe", "layout_name", "risk_of"]
+__all__ = ["AS_SENT", "TRANSFORMS", "apply_transforms", "check_spec", "describe", "layout_name", "risk_of"]
+
+AS_SENT = "as_sent"
+"""The name of a prompt layout without transforms."""
 
 TRANSFORMS: Mapping[str, Transform] = {
     transform.kind: transform
     # The order of this table is the order of application: one set of transforms gives one prompt.
-    for transform in (MOVE_VOLATILE, SORT_TOOLS, CANONICAL_JSON, NORMALIZE_WHITESPACE)
+    for transform in (USE_VARIANT, MOVE_VOLATILE, SORT_TOOLS, CANONICAL_JSON, NORMALIZE_WHITESPACE)
 }
 
 
@@ -53,9 +57,12 @@ def describe(spec: TransformSpec) -> str:
 
 
 def layout_name(specs: Sequence[TransformSpec]) -> str:
-    """Return the kinds joined by ``+`` in order of application, or ``as_sent`` for none."""
-    kinds = {spec.kind for spec in specs}
-    return "+".join(kind for kind in TRANSFORMS if kind in kinds) or "as_sent"
+    """Return the kinds joined by ``+`` in order of application, or ``as_sent`` for none.
+
+    A variant is no kind of change here: who renders the layout names it.
+    """
+    kinds = {spec.kind for spec in specs} - {USE_VARIANT.kind}
+    return "+".join(kind for kind in TRANSFORMS if kind in kinds) or AS_SENT
 
 
 def _known(spec: TransformSpec) -> Transform:

@@ -1,0 +1,1 @@
+"""Prompt layouts that an application declares: read, checked, compiled once, rendered for each request."""
