@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvscope.cache.blocks import Blocks
 from kvscope.cache.hashing import block_chain
 from kvscope.cache.pool import BlockPool
 from kvscope.errors import UsageError
@@ -114,7 +115,18 @@ def test_clear_forgets_what_is_cached() -> None:
 def test_a_pool_without_limit_uses_blocks_that_cache_nothing_again() -> None:
     pool = BlockPool(4)
     assert pool.free_blocks is None
-    for serial in range(50):
-        pool.admit(str(serial), [], 3)
-        pool.finish(str(serial))
-    assert len(pool._users) == 1
+    blocks: Blocks[int] = Blocks(None)
+    for _ in range(50):
+        taken = blocks.take(1)
+        assert taken == [0]
+        blocks.release(taken)
+
+
+def test_a_prompt_comes_in_parts_but_is_let_in_as_a_whole() -> None:
+    pool = BlockPool(4, 6)
+    chain = block_chain(range(16), 4)
+    assert pool.admit("a", chain, 16, chunk_tokens=6) == 0
+    assert (pool.free_blocks, pool.cached_ids) == (3, 1)
+    assert pool.admit("b", block_chain(range(100, 116), 4), 16, chunk_tokens=4) is None
+    assert pool.extend("a", chain, 16)
+    assert (pool.free_blocks, pool.cached_ids) == (1, 4)
