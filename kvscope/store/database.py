@@ -6,6 +6,7 @@ from kvscope.store import migrate
 from kvscope.store.advice import AdviceStore
 from kvscope.store.engines import Engines, connect
 from kvscope.store.experiments import ExperimentStore
+from kvscope.store.prompt_blocks import PromptBlockStore
 from kvscope.store.reader import Reader
 from kvscope.store.retention import Retention
 from kvscope.store.rollups import Rollups
@@ -24,6 +25,7 @@ class Store:
     experiments: ExperimentStore
     retention: Retention
     rollups: Rollups
+    prompt_blocks: PromptBlockStore
     engines: Engines
 
     def close(self) -> None:
@@ -51,5 +53,6 @@ def open_store(url: str, *, upgrade: bool = False) -> Store:
         experiments=ExperimentStore(engines),
         retention=Retention(engines),
         rollups=Rollups(engines),
+        prompt_blocks=PromptBlockStore(engines),
         engines=engines,
     )

@@ -182,7 +182,8 @@ class _Steps:
         missed = connection.execute(
             delete(schema.misses).where(self.statements.among(_M.request_id, ids))
         ).rowcount
-        connection.execute(delete(schema.requests).where(self.statements.among(_R.request_id, ids)))
+        for table in (schema.prompt_blocks, schema.requests):
+            connection.execute(delete(table).where(self.statements.among(table.c.request_id, ids)))
         rollups.mark(connection, self.statements, [row.arrived_at for row in found])
         for engine, first_at in firsts.items():
             reached = [

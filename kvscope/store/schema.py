@@ -13,6 +13,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -152,6 +153,24 @@ misses = Table(
     Column("char_end", Integer),
     Column("value_kind", Words),
     sqlite_with_rowid=False,
+)
+
+# Only where someone asked for it. No foreign key, for the same reason; times are those of a log's own clock.
+prompt_blocks = Table(
+    "prompt_blocks",
+    metadata,
+    Column("request_id", Key, primary_key=True),
+    Column("position", BigInteger, nullable=False),
+    Column("block_size", Integer, nullable=False),
+    Column("hashes", LargeBinary, nullable=False),  # 64 bits each, little-endian
+    Column("plain", Boolean, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer),
+    Column("answer_hashed", Boolean, nullable=False),
+    Column("cached_tokens", Integer),
+    Column("lookup", Boolean, nullable=False),
+    Column("at", Double),
+    Column("finished_at", Double),
 )
 
 # What retention removed of each engine's requests since its counters began: sums stay comparable with them.
