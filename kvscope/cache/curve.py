@@ -5,21 +5,19 @@ for it (Mattson et al., "Evaluation techniques for storage hierarchies", 1970): 
 just holds it. vLLM frees a request's blocks from the last to the first, so a block is never younger than the
 one before it in a prompt. Two things follow, and make the pass fast: what a request finds are runs of blocks
 that one earlier request used last, and the blocks which that request used last are the end of its prompt. So
-a Fenwick tree over requests, not over blocks, counts what is younger, once for each run.
+blocks are never looked at one by one: runs come from stretches of consecutive blocks, and what is younger is
+counted over runs. Nothing loops over requests either; each step is one over columns.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvscope.cache.traces import BlockTrace, Ints
 from kvscope.errors import UsageError
 
 _STEPS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)  # a decade's round numbers of blocks
-_CHUNK_BLOCKS = 1 << 18
-NEVER = 0  # the distance of a block that was not used before
+_NONE = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,80 +44,99 @@ def reuse(trace: BlockTrace) -> Reuse:
     All blocks of a request are asked for before any of them counts as used again, as in an engine, which
     holds what it found while it makes room for the rest.
     """
-    chunks = list(_runs(trace))
-    request, position, length, user, alive = (
-        np.concatenate([chunk[column] for chunk in chunks]) if chunks else np.zeros(0, np.int64)
-        for column in range(5)
-    )
-    older = _older(trace, request, length, user)
-    return Reuse(request=request, position=position, length=length, younger=alive - older)
+    request, position, length, user = _runs(trace)
+    found = np.bincount(request, weights=length, minlength=len(trace)).astype(np.int64)
+    fresh = np.cumsum(trace.lengths - found) - (trace.lengths - found)  # different blocks before each request
+    used_until = np.cumsum(trace.lengths)[user]  # by the last user and all before it ...
+    taken_over = _sums_before(user, length)  # ... of which later requests have used so many since
+    younger = fresh[request] - (used_until - taken_over)
+    return Reuse(request=request, position=position, length=length, younger=younger)
 
 
-def _runs(trace: BlockTrace) -> Iterator[tuple[Ints, ...]]:
-    """Yield request, position, length, last user of runs, and the different blocks before their requests.
+def _runs(trace: BlockTrace) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return request, position, length and last user of the runs.
 
-    Goes in chunks of requests, so that memory does not grow with how often blocks are used.
+    A stretch holds, from its beginning on, what the last use of the same stretch reached, then what a
+    longer one before that reached, and so on.
     """
-    last = np.full(trace.distinct, -1, dtype=np.int32)
-    seen = 0
-    first = 0
-    while first < len(trace):
-        end = int(np.searchsorted(trace.starts, trace.starts[first] + _CHUNK_BLOCKS, side="right")) - 1
-        end = max(end, first + 1)
-        starts = trace.starts[first : end + 1] - trace.starts[first]
-        mine = trace.blocks[trace.starts[first] : trace.starts[end]]
-        request = np.repeat(np.arange(first, end, dtype=np.int32), np.diff(starts))
-        user = last[mine]
-        order = np.argsort(mine, kind="stable")
-        again = mine[order][1:] == mine[order][:-1]
-        user[order[1:][again]] = request[order[:-1][again]]
-        last[mine] = request
-        begins = np.ones(len(mine), dtype=np.bool_)
-        begins[1:] = (user[1:] != user[:-1]) | (request[1:] != request[:-1])
-        edges = np.flatnonzero(begins)
-        lengths = np.diff(edges, append=len(mine))
-        edges, lengths = edges[user[edges] >= 0], lengths[user[edges] >= 0]
-        fresh = np.concatenate([[0], np.cumsum(user < 0)])
-        of = request[edges].astype(np.int64)
-        begin = starts[of - first]
-        yield of, edges - begin, lengths, user[edges].astype(np.int64), seen + fresh[begin]
-        seen += int(fresh[-1])
-        first = end
+    requests = np.repeat(np.arange(len(trace)), np.diff(trace.begins))
+    ends = np.cumsum(trace.counts, dtype=np.int64)
+    positions = ends - trace.counts - (np.cumsum(trace.lengths) - trace.lengths)[requests]
+    order = np.argsort(trace.firsts, kind="stable")
+    same = trace.firsts[order][1:] == trace.firsts[order][:-1]
+    counts = trace.counts[order].astype(np.int64)
+    last = np.arange(-1, len(order) - 1)
+    last[:1] = _NONE
+    last[1:][~same] = _NONE
+    longer = _longer(counts, last)
+    asking = np.flatnonzero(last != _NONE)
+    user, low = last[asking], np.zeros(len(asking), dtype=np.int64)
+    places, lows, highs, users = [], [], [], []
+    while len(asking):
+        high = np.minimum(counts[user], counts[asking])
+        places.append(asking)
+        lows.append(low)
+        highs.append(high)
+        users.append(user)
+        on = (counts[user] < counts[asking]) & (longer[user] != _NONE)
+        asking, low, user = asking[on], high[on], longer[user[on]]
+    if not places:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty, empty, empty
+    place, low, high = order[np.concatenate(places)], np.concatenate(lows), np.concatenate(highs)
+    user = requests[order[np.concatenate(users)]]
+    return _joined(requests[place], positions[place] + low, high - low, user)
 
 
-def _older(trace: BlockTrace, request: Ints, length: Ints, user: Ints) -> Ints:
-    """Return for each run how many blocks were used last by its last user or by requests before that one."""
-    tree = [0]  # a Fenwick tree of how many blocks each request used last; it grows request by request
-    sizes = trace.lengths.tolist()
-    older: list[int] = []
-    for now, count, last in zip(request.tolist(), length.tolist(), user.tolist(), strict=True):
-        while len(tree) <= now:
-            node = len(tree)
-            total, below = sizes[node - 1], node - 1
-            while below > node - (node & -node):
-                total += tree[below]
-                below &= below - 1
-            tree.append(total)
-        total, node = 0, last + 1
-        while node:
-            total += tree[node]
-            node &= node - 1
-        older.append(total)
-        node = last + 1
-        while node <= now:
-            tree[node] -= count
-            node += node & -node
-    return np.array(older, dtype=np.int64)
+def _longer(counts: Ints, last: Ints) -> Ints:
+    """Return for each use of a stretch the last one before it that reached further.
+
+    All between a use and the one that it points to are no longer than it; so from one that is no longer the
+    pointer may go on to where that one points.
+    """
+    longer = last.copy()
+    open_ = np.flatnonzero(longer != _NONE)
+    while len(open_):
+        target = longer[open_]
+        open_ = open_[counts[target] <= counts[open_]]
+        longer[open_] = longer[longer[open_]]
+        open_ = open_[longer[open_] != _NONE]
+    return longer
 
 
-def stack_distances(trace: BlockTrace) -> NDArray[np.int32]:
-    """Return each block's distance when its request arrives; ``NEVER`` for one that is new."""
-    runs = reuse(trace)
-    distances = np.zeros(len(trace.blocks), dtype=np.int32)
-    within = np.arange(runs.length.sum()) - np.repeat(np.cumsum(runs.length) - runs.length, runs.length)
-    places = np.repeat(trace.starts[runs.request] + runs.position, runs.length) + within
-    distances[places] = np.repeat(runs.younger, runs.length) + within + 1
-    return distances
+def _joined(request: Ints, position: Ints, length: Ints, user: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return runs in the order of the trace; neighbours of one user are one run."""
+    order = np.lexsort((position, request))
+    request, position, length, user = request[order], position[order], length[order], user[order]
+    begins = np.ones(len(request), dtype=np.bool_)
+    begins[1:] = (request[1:] != request[:-1]) | (user[1:] != user[:-1])
+    edges = np.flatnonzero(begins)
+    return request[edges], position[edges], np.add.reduceat(length, edges), user[edges]
+
+
+def _sums_before(values: Ints, weights: Ints) -> Ints:
+    """Return for each place the sum of the weights at earlier places with no larger value.
+
+    A merge sort from the top down: all places stand in the order of their values, in groups of twice a power
+    of two neighbouring places; those of a group's first half count for those of its second half.
+    """
+    sums = np.zeros(len(values), dtype=np.int64)
+    places = np.argsort(values, kind="stable")
+    here = np.arange(len(values))
+    for bit in reversed(range((len(values) - 1).bit_length() if len(values) else 0)):
+        half = 1 << bit
+        second = (places & half) != 0
+        group = here >> (bit + 1) << bit  # places in first halves of the groups before
+        counted = np.cumsum(np.where(second, 0, weights[places]))
+        before = np.concatenate([[0], counted])[group << 1]
+        sums[places[second]] += (counted - before)[second]
+        firsts = np.cumsum(~second)
+        moved = np.empty_like(places)
+        first = ~second
+        moved[(firsts - 1 + group)[first]] = places[first]
+        moved[(here - firsts + group + half)[second]] = places[second]
+        places = moved
+    return sums
 
 
 def lru_hits(trace: BlockTrace, num_blocks: int) -> Ints:

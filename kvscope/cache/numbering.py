@@ -1,4 +1,4 @@
-"""Ids of blocks to numbers without gaps, batch by batch, at a few bytes for each different id."""
+"""Ids of blocks to numbers without gaps, in the order in which they first come, batch by batch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ _SMALL = 1 << 16
 class Numbering:
     """The numbers of one scope's ids: a table where ids are small and dense, as most traces have them.
 
-    Else a sorted list, which is searched.
+    Else a sorted list, which is searched. Both take a few bytes for each different id.
     """
 
     def __init__(self) -> None:
@@ -44,21 +44,27 @@ class Numbering:
             more = np.full(max(largest + 1, len(table) * 5 // 4) - len(table), _NONE, dtype=np.int32)
             table = self._table = np.concatenate([table, more])
         places = ids.astype(np.int64)
-        new = np.unique(places[table[places] == _NONE])
-        table[new] = np.arange(following, following + len(new), dtype=np.int32)
-        return table[places], following + len(new)
+        numbers = table[places]
+        new = places[numbers == _NONE]
+        if len(new):
+            turn = np.arange(len(new), dtype=np.int32)
+            table[new[::-1]] = turn[::-1]  # of equal ones the first is written last
+            new = new[table[new] == turn]
+            table[new] = np.arange(following, following + len(new), dtype=np.int32)
+            numbers = table[places]
+        return numbers, following + len(new)
 
     def _by_search(self, ids: NDArray[np.uint64], following: int) -> tuple[Numbers, int]:
-        unique, inverse = np.unique(ids, return_inverse=True)
+        unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
         places = np.searchsorted(self._ids, unique)
         known = np.zeros(len(unique), dtype=np.bool_)
         inside = places < len(self._ids)
         known[inside] = self._ids[places[inside]] == unique[inside]
         numbers = np.empty(len(unique), dtype=np.int32)
         numbers[known] = self._numbers[places[known]]
-        new = ~known
-        count = int(new.sum())
-        numbers[new] = np.arange(following, following + count, dtype=np.int32)
+        new = np.flatnonzero(~known)
+        in_turn = new[np.argsort(first[new])]
+        numbers[in_turn] = np.arange(following, following + len(new), dtype=np.int32)
         self._ids = np.insert(self._ids, places[new], unique[new])
         self._numbers = np.insert(self._numbers, places[new], numbers[new])
-        return numbers[inverse], following + count
+        return numbers[inverse], following + len(new)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvscope.cache.curve import NEVER, capacity_curve, stack_distances
+from kvscope.cache.curve import capacity_curve, reuse
 from kvscope.cache.traces import BlockTrace, TraceBuilder
 from kvscope.errors import UsageError
 
@@ -14,15 +14,28 @@ def trace(*prompts: list[int], block_size: int = 4) -> BlockTrace:
     return builder.build()[0]
 
 
-def test_distances_count_younger_blocks_head_first() -> None:
+def runs(made: BlockTrace) -> list[tuple[int, int, int, int]]:
+    """The runs as request, position, blocks, and how many blocks are younger."""
+    found = reuse(made)
+    columns = (found.request, found.position, found.length, found.younger)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_runs_count_younger_blocks_head_first() -> None:
     made = trace([1, 2, 3], [7, 8], [1, 2, 9], [7, 8])
     # before the third: 7, 8, 1, 2, 3 from young to old; before the fourth: 1, 2, 9, 7, 8, 3
-    assert stack_distances(made).tolist() == [NEVER] * 5 + [3, 4, NEVER] + [4, 5]
+    assert runs(made) == [(2, 0, 2, 2), (3, 0, 2, 3)]
 
 
 def test_a_prompt_whose_parts_were_used_last_by_different_requests() -> None:
     made = trace([1, 2, 3, 4], [1, 2], [1], [1, 2, 3, 4])
-    assert stack_distances(made)[-4:].tolist() == [1, 2, 3, 4]
+    assert runs(made) == [(1, 0, 2, 0), (2, 0, 1, 0), (3, 0, 1, 0), (3, 1, 1, 1), (3, 2, 2, 2)]
+
+
+def test_stretches_of_one_earlier_request_are_one_run() -> None:
+    made = trace([1, 2], [3], [1, 2, 4, 5], [3], [1, 2, 4, 5])
+    assert made.blocks.tolist() == [0, 1, 2, 0, 1, 3, 4, 2, 0, 1, 3, 4]
+    assert runs(made) == [(2, 0, 2, 1), (3, 0, 1, 4), (4, 0, 4, 1)]
 
 
 def test_the_curve_gives_hits_for_every_capacity() -> None:
@@ -83,7 +96,7 @@ def test_ids_that_are_no_prefixes_are_chained(far: int) -> None:
     made = trace([far + 1, far + 2], [far + 3, far + 2], [far + 1, far + 2])
     assert made.rechained
     assert made.distinct == 4
-    assert stack_distances(made).tolist() == [NEVER] * 4 + [3, 4]
+    assert runs(made) == [(2, 0, 2, 2)]
     assert not trace([far + 1, far + 2], [far + 1, far + 2, far + 3]).rechained
     assert trace([far + 1, far + 1]).rechained
 
