@@ -28,7 +28,7 @@ class EventMetrics:
     def taken(self, engine: str, batch: DecodedBatch) -> None:
         """Count a batch that was handed on, and its events."""
         self._batches.labels(engine, "taken").inc()
-        self._events.labels(engine, "taken").inc(len(batch.events))
+        self._events.labels(engine, "taken").inc(batch.taken)
         self._events.labels(engine, "unknown type").inc(batch.skipped)
         self._events.labels(engine, "malformed").inc(batch.malformed)
 

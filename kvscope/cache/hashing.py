@@ -47,7 +47,7 @@ class ChainMemo:
             key = (root, part.tobytes())
             known = self._parts.get(key)
             if known is None:
-                known = _chained(part, root)
+                known = chained(part.tolist(), root)
                 if len(self._parts) >= self._most:
                     self._parts.clear()
                 self._parts[key] = known
@@ -74,16 +74,30 @@ def block_chain(
     full = len(tokens) // block_size
     if not full:
         return []
-    blocks = np.asarray(tokens[: full * block_size]).astype(np.uint64).reshape(full, block_size)
-    mixed = _mix(blocks + np.uint64(1))
-    hashes = (mixed * _weights(block_size)).sum(axis=1, dtype=np.uint64)
-    return _chained(hashes, root) if memo is None else memo.chain(hashes, root)
+    hashes = _hashed(np.asarray(tokens[: full * block_size]), block_size)
+    return chained(hashes.tolist(), root) if memo is None else memo.chain(hashes, root)
 
 
-def _chained(hashes: NDArray[np.uint64], root: int) -> list[int]:
+def block_hashes(tokens: NDArray[np.integer], block_size: int) -> list[int]:
+    """Return the own hash of each block, whatever stands before it; ``chained`` makes ids of them.
+
+    The number of ``tokens`` is a multiple of ``block_size``.
+    """
+    hashes: list[int] = _hashed(tokens, block_size).tolist()
+    return hashes
+
+
+def _hashed(tokens: NDArray[np.integer], block_size: int) -> NDArray[np.uint64]:
+    mixed = _mix(tokens.astype(np.uint64) + np.uint64(1)).reshape(-1, block_size)
+    hashes: NDArray[np.uint64] = mixed @ _weights(block_size)
+    return hashes
+
+
+def chained(hashes: Sequence[int], root: int) -> list[int]:
+    """Return the ids of blocks that follow each other under ``root``, by their own hashes."""
     chain: list[int] = []
     state = root
-    for block in hashes.tolist():
+    for block in hashes:
         state = (state ^ block) * _MIX_1 & _MASK
         state = (state ^ (state >> 29)) * _MIX_2 & _MASK
         state ^= state >> 32
@@ -102,6 +116,12 @@ def _weights(block_size: int) -> NDArray[np.uint64]:
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Spread the bits of each value; arithmetic wraps at 2**64."""
     values = values * np.uint64(_STEP)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
-    return values ^ (values >> np.uint64(31))
+    shifted = values >> np.uint64(30)
+    values ^= shifted
+    values *= np.uint64(_MIX_1)
+    np.right_shift(values, np.uint64(27), out=shifted)
+    values ^= shifted
+    values *= np.uint64(_MIX_2)
+    np.right_shift(values, np.uint64(31), out=shifted)
+    values ^= shifted
+    return values

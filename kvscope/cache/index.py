@@ -1,23 +1,34 @@
 """What one engine has in its prefix cache and what it evicted when, from its KV-cache events.
 
-The engine's own hashes are used to find a block's parent only; what is kept is the own chain id, so that
-prompts can be compared with the cache (see ``cache.hashing``). Facts on events: vLLM 0.23 to 0.32, executed.
+The engine's own hashes are used to find a block again only; what is kept is the own chain id, so that
+prompts can be compared with the cache (see ``cache.hashing``). The same tokens in another group of a hybrid
+model, or on another tier, are a block of their own. Facts on events: vLLM 0.23 to 0.32, executed.
 """
 
-import bisect
 import dataclasses
-import hashlib
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any
 
-from kvscope.cache.hashing import block_chain, root_of
-from kvscope.model.telemetry import AllBlocksCleared, BlockRemoved, BlockStored, CacheEventBatch
+import numpy as np
 
-_KEPT_TURNS = 16
-_DEVICE_MEDIA = (None, "GPU")  # CPU builds too call their own memory "GPU"
+from kvscope.cache.event_chains import (
+    FIRST_PLACE,
+    UNKNOWN,
+    Place,
+    Run,
+    as_keys,
+    chains,
+    distinct,
+    runs,
+    salt_of,
+)
+from kvscope.cache.slots import BlockSlots, BlockTimes
+from kvscope.cache.table import NOWHERE, BucketTable, Keys, Values
+from kvscope.model.telemetry import BlockStored, CacheEventBatch
+
+_MOST_PLACES = 1_024  # ranks times groups times tiers of one engine
+_FORGOTTEN_AT_ONCE = 16  # one part in so many of what may be remembered
 
 
 class Presence(Enum):
@@ -29,46 +40,64 @@ class Presence(Enum):
     REMOVED = "removed"
 
 
-@dataclasses.dataclass(slots=True)
-class _Block:
-    """One chain id: ``copies`` in the cache now, and the times at which it came and went in turn.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Known:
+    """What one replica has at one place: the engine's hash to the block's slot."""
 
-    The times are of the engine's clock and begin with a coming; only the latest ones are kept.
-    """
+    slots: BucketTable = dataclasses.field(default_factory=BucketTable)
+    more_copies: dict[int, int] = dataclasses.field(default_factory=dict)  # hash -> copies beyond the first
 
-    first_stored_at: float
-    turns: list[float]
-    copies: int
+    def lose(self, hashes: Keys) -> tuple[Keys, Keys]:
+        """Take one copy of each from those that have further ones; return the other hashes, and these."""
+        if not self.more_copies:
+            return hashes, hashes[:0]
+        several = np.array([one in self.more_copies for one in hashes.tolist()], dtype=np.bool_)
+        for one in hashes[several].tolist():
+            self.more_copies[one] -= 1
+            if not self.more_copies[one]:
+                del self.more_copies[one]
+        return hashes[~several], hashes[several]
 
 
 class BlockIndex:
     """The cache of one engine, all its replicas together; safe to call from several threads.
 
-    Remembers at most ``max_blocks`` blocks, and as many of the engine's hashes. Those that were removed first
-    are forgotten first; should what is cached alone be more, the index becomes ``partial``.
+    Remembers at most ``max_blocks`` blocks, and as many of the engine's hashes, at about 110 bytes each.
+    Those that were evicted first are forgotten first; should what is cached alone be more, the blocks that
+    were not used for longest are dropped, counted in ``dropped_blocks``, and the index becomes ``partial``.
     """
 
     def __init__(self, max_blocks: int = 2_000_000) -> None:
         self._max_blocks = max_blocks
-        self._blocks: dict[int, _Block] = {}
-        self._removed: OrderedDict[int, None] = OrderedDict()
-        # (replica, the engine's hash) -> chain id and number of copies
-        self._by_hash: dict[tuple[str, int | bytes], tuple[int, int]] = {}
+        self._slots = BlockSlots()
+        self._by_chain = BucketTable()
+        self._known: dict[tuple[str, Place], _Known] = {}
+        self._cached = 0
         self._sequences: dict[str, tuple[int, float]] = {}
         self._lock = threading.Lock()
         self._partial: set[str] = set()  # replicas of which not all is known
         self.unknown_blocks = 0
+        self.dropped_blocks = 0
         self.block_size: int | None = None
         self.loras: set[str] = set()
+        self.kinds: dict[int, str] = {}  # group -> kind of its layers, told since vLLM 0.22
 
     def __len__(self) -> int:
-        """Return the number of blocks that are cached now."""
-        return len(self._blocks) - len(self._removed)
+        """Return the number of blocks that are cached now, at all places."""
+        return self._cached
 
     @property
     def partial(self) -> bool:
         """Whether blocks may have been stored or removed without the index knowing."""
         return bool(self._partial)
+
+    def hashes(self) -> Mapping[Place, int]:
+        """Return how many of the engine's hashes are cached at each place, by all replicas together."""
+        with self._lock:
+            found: dict[Place, int] = {}
+            for (_, place), known in self._known.items():
+                found[place] = found.get(place, 0) + len(known.slots)
+            return found
 
     def apply(self, batch: CacheEventBatch) -> bool:
         """Take over a batch; False for one that was seen before.
@@ -80,27 +109,41 @@ class BlockIndex:
         with self._lock:
             if not self._follows(batch):
                 return False
-            for event in batch.events:
-                match event:
-                    case BlockStored():
-                        self._store(batch, event)
-                    case BlockRemoved():
-                        self._remove(batch, event)
-                    case AllBlocksCleared():
-                        self._clear(batch.replica, batch.at)
+            for run in runs(batch.events):
+                if run.cleared:
+                    self._clear(batch.replica, batch.at)
+                else:
+                    self._take_over(batch.replica, batch.at, run)
             self._forget()
             return True
 
-    def presence(self, chain_id: int, at: float) -> Presence:
-        """Return where the block was at time ``at``."""
+    def presence(self, chain_id: int, at: float, place: Place = FIRST_PLACE) -> Presence:
+        """Return where the block was at time ``at``; of its comings and goings the latest two are known."""
         with self._lock:
-            block = self._blocks.get(chain_id)
-            if block is None:
+            slot, slots = self._slot(chain_id, place), self._slots
+            if slot == NOWHERE:
                 return Presence.NEVER
-            if block.first_stored_at > at:
+            if slots.first[slot] > at:
                 return Presence.LATER
-            cached = bisect.bisect_right(block.turns, at) % 2
-            return Presence.CACHED if cached else Presence.REMOVED
+            came, went = slots.stored[slot], slots.gone[slot]
+            if at < came:
+                came, went = slots.stored_before[slot], slots.gone_before[slot]
+            return Presence.CACHED if came <= at < went else Presence.REMOVED
+
+    def times(self, chain_id: int, place: Place = FIRST_PLACE) -> BlockTimes | None:
+        """Return when the block came, was last used and went, or None where no event names it."""
+        with self._lock:
+            slot = self._slot(chain_id, place)
+            return None if slot == NOWHERE else self._slots.times(slot)
+
+    def used(self, chain: Sequence[int], at: float) -> None:
+        """Note that the blocks of ``chain`` were hit at ``at``: no event tells of a hit."""
+        with self._lock:
+            slots = self._by_chain.find(np.array(chain, dtype=np.uint64))
+            self._slots.use(slots[slots != NOWHERE], at)
+
+    def _slot(self, chain_id: int, place: Place) -> int:
+        return self._by_chain.get(chain_id ^ salt_of(place))
 
     def _follows(self, batch: CacheEventBatch) -> bool:
         replica, sequence = batch.replica, batch.sequence
@@ -115,119 +158,135 @@ class BlockIndex:
         self._sequences[replica] = (sequence, batch.at)
         return True
 
-    def _store(self, batch: CacheEventBatch, event: BlockStored) -> None:
-        if not _counts(event) or not event.block_hashes:
-            return
-        self.block_size = event.block_size
-        if event.lora_name is not None:
-            self.loras.add(event.lora_name)
-        root = self._root(batch.replica, event)
-        if root is None or len(event.token_ids) < len(event.block_hashes) * event.block_size:
-            self.unknown_blocks += len(event.block_hashes)
-            return
-        by_hash, replica, at = self._by_hash, batch.replica, batch.at
-        for block_hash, chain_id in zip(event.block_hashes, _chain(event, root), strict=False):
-            key = (replica, block_hash)
-            known = by_hash.get(key)
-            by_hash[key] = (chain_id, 1 if known is None else known[1] + 1)
-            self._add(chain_id, at)
-
-    def _root(self, replica: str, event: BlockStored) -> int | None:
-        """Return the chain id under which the event's blocks hang, or None where their parent is unknown."""
-        if event.parent_block_hash is None:
-            return root_of(salt=_salt(event), lora=event.lora_name)
-        parent = self._by_hash.get((replica, event.parent_block_hash))
-        return None if parent is None else parent[0]
-
-    def _add(self, chain_id: int, at: float) -> None:
-        block = self._blocks.get(chain_id)
-        if block is None:
-            self._blocks[chain_id] = _Block(first_stored_at=at, turns=[at], copies=1)
-            return
-        if not block.copies:
-            block.turns.append(at)
-            del block.turns[: max(len(block.turns) + 1 - _KEPT_TURNS, 0) // 2 * 2]
-            self._removed.pop(chain_id, None)
-        block.copies += 1
-
-    def _remove(self, batch: CacheEventBatch, event: BlockRemoved) -> None:
-        if not _counts(event):
-            return
-        for block_hash in event.block_hashes:
-            key = (batch.replica, block_hash)
-            known = self._by_hash.pop(key, None)
+    def _take_over(self, replica: str, at: float, run: Run) -> None:
+        # a parent may be removed in the step in which its child is stored, so parents come first
+        parents = self._parents(replica, run)
+        for place, removed in run.removed.items():
+            if (known := self._known.get((replica, place))) is not None:
+                hashes = as_keys(removed)
+                for some, _ in distinct(hashes, hashes):
+                    self._remove(known, some, at)
+        for place, stored in run.stored.items():
+            known = self._known.get((replica, place))
             if known is None:
-                continue
-            chain_id, copies = known
-            if copies > 1:
-                self._by_hash[key] = (chain_id, copies - 1)
-            self._take(chain_id, 1, batch.at)
+                if len(self._known) == _MOST_PLACES:
+                    self._partial.add(replica)
+                    continue
+                known = self._known[replica, place] = _Known()
+            self._describe(place, stored)
+            hashes = as_keys([one for event in stored for one in event.block_hashes])
+            chain = chains(stored, parents)
+            if place != FIRST_PLACE:
+                chain = self._by_hash(replica, hashes, chain)
+            told = chain != UNKNOWN
+            if not told.all():
+                self.unknown_blocks += int((~told).sum())
+                hashes, chain = hashes[told], chain[told]
+            for some, keys in distinct(hashes, chain ^ np.uint64(salt_of(place))):
+                self._store(known, some, keys, at)
 
-    def _take(self, chain_id: int, copies: int, at: float) -> None:
-        block = self._blocks.get(chain_id)
-        if block is None:
-            return
-        block.copies = max(block.copies - copies, 0)
-        if not block.copies:
-            block.turns.append(at)
-            self._removed[chain_id] = None
+    def _parents(self, replica: str, run: Run) -> dict[int | bytes, int]:
+        """Return the chain ids of the parents that are cached before ``run``."""
+        found: dict[int | bytes, int] = {}
+        for place, stored in run.stored.items():
+            parents = [event.parent_block_hash for event in stored if event.parent_block_hash is not None]
+            if parents:
+                chain = self._chain_at(replica, place, as_keys(parents))
+                if place != FIRST_PLACE:
+                    chain = self._by_hash(replica, as_keys(parents), chain)
+                found |= {one: of for one, of in zip(parents, chain.tolist(), strict=True) if of != UNKNOWN}
+        return found
+
+    def _chain_at(self, replica: str, place: Place, hashes: Keys) -> Keys:
+        """Return the chain ids of the engine's hashes at ``place``, ``UNKNOWN`` where there is none."""
+        known = self._known.get((replica, place))
+        if known is None:
+            return np.full(len(hashes), UNKNOWN, dtype=np.uint64)
+        slots = known.slots.find(hashes)
+        chain = self._slots.key[slots] ^ np.uint64(salt_of(place))
+        chain[slots == NOWHERE] = UNKNOWN
+        return chain
+
+    def _by_hash(self, replica: str, hashes: Keys, chain: Keys) -> Keys:
+        """Return ``chain``, completed from the first place: the same hash means the same tokens there.
+
+        An offloading tier tells hashes alone; of layers with a window not which blocks were skipped.
+        """
+        return np.where(chain == UNKNOWN, self._chain_at(replica, FIRST_PLACE, hashes), chain)
+
+    def _describe(self, place: Place, stored: Sequence[BlockStored]) -> None:
+        for event in stored:
+            if event.lora_name is not None:
+                self.loras.add(event.lora_name)
+            if event.kv_cache_spec_kind is not None:
+                self.kinds[place.group] = event.kv_cache_spec_kind
+            # where hits may end inside a block, parts of blocks are stored too (0.26)
+            if place == FIRST_PLACE and event.block_size > (self.block_size or 0):
+                self.block_size = event.block_size
+
+    def _store(self, known: _Known, hashes: Keys, keys: Keys, at: float) -> None:
+        slots = self._given(keys, at)
+        before = known.slots.find(hashes)
+        other = (before != NOWHERE) & (before != slots)
+        if other.any():  # the hash's removal went unheard
+            self._lose_all(known, hashes[other], at)
+            before[other] = NOWHERE
+        new = before == NOWHERE
+        known.slots.add(hashes[new], slots[new])
+        for one in hashes[~new].tolist():
+            known.more_copies[one] = known.more_copies.get(one, 0) + 1
+        self._cached += self._slots.come(slots, at)
+
+    def _given(self, keys: Keys, at: float) -> Values:
+        """Return the slots of blocks that differ, with new ones for those that come for the first time."""
+        slots = self._by_chain.find(keys)
+        missing = slots == NOWHERE
+        new = keys[missing]
+        if len(new):
+            slots[missing] = self._slots.give(new, at)
+            self._by_chain.add(new, slots[missing])
+        return slots
+
+    def _remove(self, known: _Known, hashes: Keys, at: float) -> None:
+        last, several = known.lose(hashes)
+        slots = known.slots.pop(last)
+        slots = np.concatenate([slots[slots != NOWHERE], known.slots.find(several)])
+        self._cached -= self._slots.go(slots, at)
+
+    def _lose_all(self, known: _Known, hashes: Keys, at: float) -> None:
+        while len(hashes):
+            self._remove(known, hashes, at)
+            hashes = hashes[known.slots.find(hashes) != NOWHERE]
 
     def _clear(self, replica: str, at: float) -> None:
         self._partial.discard(replica)
-        for key in [key for key in self._by_hash if key[0] == replica]:
-            chain_id, copies = self._by_hash.pop(key)
-            self._take(chain_id, copies, at)
+        for key, known in list(self._known.items()):
+            if key[0] == replica:
+                more = np.fromiter(known.more_copies, dtype=np.uint64, count=len(known.more_copies))
+                self._lose_all(known, more, at)
+                self._cached -= self._slots.go(known.slots.values(), at)
+                del self._known[key]
 
     def _forget(self) -> None:
-        # where removals go unheard, in lost batches, hashes would pile up
-        while len(self._by_hash) > self._max_blocks:
-            chain_id, _ = self._by_hash.pop(next(iter(self._by_hash)))
-            self._partial.add("")
-            self._blocks.pop(chain_id, None)
-            self._removed.pop(chain_id, None)
-        while len(self._blocks) > self._max_blocks:
-            if self._removed:
-                chain_id, _ = self._removed.popitem(last=False)
-            else:
-                chain_id = next(iter(self._blocks))
-                self._partial.add("")  # this stays: more is cached than may be remembered
-            del self._blocks[chain_id]
+        # where removals go unheard, in lost batches, hashes pile up
+        while (
+            over := max(len(self._slots), sum(len(known.slots) for known in self._known.values()))
+            - self._max_blocks
+        ) > 0:
+            most = max(over, self._max_blocks // _FORGOTTEN_AT_ONCE)
+            evicted = len(self._slots) > max(self._max_blocks, self._cached)
+            slots = self._slots.oldest(most, evicted=evicted)
+            if not evicted:
+                self._drop(slots)
+            self._by_chain.pop(self._slots.key[slots])
+            self._slots.take_back(slots)
 
-
-def _counts(event: BlockStored | BlockRemoved) -> bool:
-    """Whether the event is about the cache that requests compute from: no tier below, no peer's.
-
-    Further groups of a hybrid model hold the same tokens again, so the first one tells of all.
-    """
-    return event.medium in _DEVICE_MEDIA and event.locality != "REMOTE" and not event.group_idx
-
-
-def _chain(event: BlockStored, root: int) -> Sequence[int]:
-    """Return the chain ids of the event's blocks; further keys (an image) give a block another id."""
-    if not event.extra_keys:
-        return block_chain(event.token_ids, event.block_size, root)
-    keys = [_further_keys(event, at) for at in range(len(event.block_hashes))]
-    if not any(keys):
-        return block_chain(event.token_ids, event.block_size, root)
-    chain: list[int] = []
-    for at, further in enumerate(keys):
-        tokens = event.token_ids[at * event.block_size : (at + 1) * event.block_size]
-        if further:
-            digest = hashlib.blake2b(repr((root, further)).encode(), digest_size=8).digest()
-            root = int.from_bytes(digest, "little")
-        root = block_chain(tokens, event.block_size, root)[0]
-        chain.append(root)
-    return chain
-
-
-def _further_keys(event: BlockStored, at: int) -> tuple[Any, ...]:
-    """Return what the block's hash depends on besides tokens, LoRA and salt."""
-    keys = event.extra_keys[at] if event.extra_keys and at < len(event.extra_keys) else None
-    return tuple(key for key in keys or () if not isinstance(key, str))
-
-
-def _salt(event: BlockStored) -> str | None:
-    """Return the cache salt: the last text among the first block's keys that is not the LoRA's name."""
-    first = event.extra_keys[0] if event.extra_keys else None
-    names = [key for key in first or () if isinstance(key, str) and key != event.lora_name]
-    return names[-1] if names else None
+    def _drop(self, slots: Values) -> None:
+        """Let go of blocks that are cached: more is cached than may be remembered, and this stays so."""
+        self._partial.add("")
+        self._cached -= len(slots)
+        self.dropped_blocks += len(slots)
+        gone = self._slots.marked(slots)
+        for known in self._known.values():
+            for one in known.slots.discard_where(gone).tolist():
+                known.more_copies.pop(one, None)

@@ -40,11 +40,17 @@ class BlockStored:
     parent_block_hash: int | bytes | None
     token_ids: tuple[int, ...]
     block_size: int
+    lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    group_idx: int | None = None
     extra_keys: tuple[Any, ...] | None = None  # a tuple per block, or None for a block without
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None  # of the group's layers, e.g. `full_attention`; since vLLM 0.22
+    kv_cache_spec_sliding_window: int | None = None  # tokens
     locality: str | None = None  # LOCAL or REMOTE to the publisher, since vLLM 0.26
+    ownership: str | None = None  # since vLLM 0.29
+    session_id: str | None = None  # that triggered the storing, which is not its owner; since vLLM 0.30
+    lookahead_token_ids: tuple[int, ...] | None = None  # since vLLM 0.33
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,7 @@ class BlockRemoved:
     medium: str | None = None
     group_idx: int | None = None
     locality: str | None = None
+    ownership: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

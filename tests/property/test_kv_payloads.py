@@ -45,7 +45,7 @@ def test_any_payload_is_decoded_or_refused(payload: bytes) -> None:
 @given(st.lists(values, max_size=4), st.floats(allow_nan=False, allow_infinity=False))
 def test_every_event_of_a_batch_is_accounted_for(events: list[Any], at: float) -> None:
     batch = decode_payload(msgspec.msgpack.encode([at, events]))
-    assert len(batch.events) + batch.skipped + batch.malformed == len(events)
+    assert batch.taken + batch.skipped + batch.malformed == len(events)
 
 
 @calm

@@ -26,7 +26,8 @@ def test_recorded_events_decode_without_a_rest(version: str, batches: int, store
     events = [event for batch in decoded for event in batch.events]
     assert [decode_sequence(sequence) for _, sequence, _ in frames] == list(range(batches))
     assert sum(isinstance(event, BlockStored) for event in events) == stored
-    assert sum(isinstance(event, BlockRemoved) for event in events) == removed
+    assert sum(len(event.block_hashes) for event in events if isinstance(event, BlockRemoved)) == removed
+    assert sum(batch.taken for batch in decoded) == stored + removed  # each removal was of one block
     assert sum(batch.skipped + batch.malformed for batch in decoded) == 0
     assert {batch.replica for batch in decoded} == {"0"}
 
@@ -61,8 +62,9 @@ def test_both_encodings_of_one_event_decode_to_the_same() -> None:
         "extra_keys": [["salt", ["mm", 3]], None],
         "group_idx": 1,
     }
-    as_map = decode_payload(_payload({"type": "BlockStored", **fields, "ownership": "new in 0.29"}))
-    as_array = decode_payload(_payload(["BlockStored", *fields.values(), "full_attention", None, "later"]))
+    later = {"kv_cache_spec_kind": "full_attention", "kv_cache_spec_sliding_window": None}
+    as_map = decode_payload(_payload({"type": "BlockStored", **fields, **later}))
+    as_array = decode_payload(_payload(["BlockStored", *fields.values(), *later.values()]))
     assert as_map == as_array
     assert as_map.events == (
         BlockStored(
@@ -74,6 +76,7 @@ def test_both_encodings_of_one_event_decode_to_the_same() -> None:
             lora_name="l",
             group_idx=1,
             extra_keys=(("salt", ("mm", 3)), None),
+            kv_cache_spec_kind="full_attention",
         ),
     )
 
@@ -117,46 +120,68 @@ def test_sglangs_maps_decode_with_salt_medium_and_rank() -> None:
             block_size=1,
             medium="CPU_PINNED",
             extra_keys=(("s",), None),
+            session_id="one",
         ),
         BlockRemoved(block_hashes=(-1,), medium="DISK"),
     )
 
 
-def test_every_field_to_0_33_is_taken_or_passed_over() -> None:
-    later = {"locality": "REMOTE", "ownership": "tier-2"}
-    batch = decode_payload(
-        _payload(
-            {
-                "type": "BlockStored",
-                "block_hashes": [1],
-                "parent_block_hash": None,
-                "token_ids": [7],
-                "block_size": 1,
-                "lora_id": None,
-                "medium": "GPU",
-                "group_idx": 2,
-                "kv_cache_spec_kind": "sliding_window",
-                "kv_cache_spec_sliding_window": 128,
-                "session_id": "s",
-                "lookahead_token_ids": [8, 9],
-                **later,
-            },
-            {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 2, **later},
-        )
-    )
-    assert (batch.skipped, batch.malformed) == (0, 0)
+# the fields that each version added to BlockStored, as vllm-facts has them
+_ADDED: dict[str, dict[str, Any]] = {
+    "0.11": {"lora_id": 3, "medium": "GPU"},
+    "0.14": {"lora_name": "l"},
+    "0.17": {"extra_keys": [["s", ["image", 5]]]},
+    "0.20": {"group_idx": 2},
+    "0.22": {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128},
+    "0.26": {"locality": "REMOTE"},
+    "0.29": {"ownership": "SHARED"},
+    "0.30": {"session_id": "s"},
+    "0.33": {"lookahead_token_ids": [8, 9]},
+}
+_AS_ARRAYS = ("0.11", "0.14", "0.17", "0.20", "0.22")  # and 0.23, which added nothing
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("version", _ADDED)
+def test_every_field_of_every_version_is_taken(version: str) -> None:
+    needed = {"block_hashes": [1], "parent_block_hash": 4, "token_ids": [7], "block_size": 1}
+    fields: dict[str, Any] = {}
+    for name, added in _ADDED.items():
+        fields |= added
+        if name == version:
+            break
+    events = [{"type": "BlockStored", **needed, **fields}]
+    if version in _AS_ARRAYS:
+        events.append(["BlockStored", *needed.values(), *fields.values()])  # type: ignore[arg-type]
+    expected = BlockStored(**{name: _plain(value) for name, value in (needed | fields).items()})
+    for event in events:
+        batch = decode_payload(_payload(event))
+        assert (batch.events, batch.skipped, batch.malformed) == ((expected,), 0, 0)
+
+
+def test_fields_of_removals_are_taken_and_those_of_one_place_joined() -> None:
+    fields = {"medium": "GPU", "group_idx": 2, "locality": "REMOTE", "ownership": "SHARED"}
+    removed = [{"type": "BlockRemoved", "block_hashes": [one], **fields} for one in (1, 2)]
+    elsewhere = {"type": "BlockRemoved", "block_hashes": [3]}
+    batch = decode_payload(_payload(*removed, elsewhere))
+    assert batch.taken == 3
     assert batch.events == (
-        BlockStored(
-            block_hashes=(1,),
-            parent_block_hash=None,
-            token_ids=(7,),
-            block_size=1,
-            medium="GPU",
-            group_idx=2,
-            locality="REMOTE",
-        ),
-        BlockRemoved(block_hashes=(1,), medium="GPU", group_idx=2, locality="REMOTE"),
+        BlockRemoved(block_hashes=(1, 2), medium="GPU", group_idx=2, locality="REMOTE", ownership="SHARED"),
+        BlockRemoved(block_hashes=(3,)),
     )
+
+
+def test_a_field_of_another_kind_is_taken_as_missing() -> None:
+    """A later version may change an optional field; the block is there all the same."""
+    fields = {"block_hashes": [1], "token_ids": [7], "block_size": 1, "medium": 5, "group_idx": True}
+    batch = decode_payload(_payload({"type": "BlockStored", **fields, "extra_keys": "x"}, rest=(True,)))
+    assert batch.events == (
+        BlockStored(block_hashes=(1,), parent_block_hash=None, token_ids=(7,), block_size=1),
+    )
+    assert (batch.malformed, batch.replica) == (0, "")
 
 
 def test_unknown_types_are_skipped_and_broken_events_left_out() -> None:
@@ -175,7 +200,7 @@ def test_unknown_types_are_skipped_and_broken_events_left_out() -> None:
         )
     )
     assert batch.events == (AllBlocksCleared(), AllBlocksCleared())
-    assert (batch.skipped, batch.malformed) == (3, 5)
+    assert (batch.taken, batch.skipped, batch.malformed) == (2, 3, 5)
 
 
 @pytest.mark.parametrize(
