@@ -41,6 +41,8 @@ _TRUST: dict[str, tuple[Source, ...]] = {
     # the engine counts what it really did; a client's usage is the same number, one hop later
     "prompt_tokens": _ENGINE_FIRST,
     "output_tokens": _ENGINE_FIRST,
+    # of a log only that they are not known
+    "causes": (Source.ANALYSIS, Source.GATEWAY, Source.SPAN, Source.PLUGIN, Source.LOG),
     "cached_tokens": (Source.PLUGIN, Source.SPAN, Source.GATEWAY, Source.LOG, Source.ANALYSIS),
 }
 
