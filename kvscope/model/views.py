@@ -57,6 +57,19 @@ class MissRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConflictRow:
+    """How many requests have a ``field`` taken from ``source`` of which ``other`` tells another value.
+
+    Of each field only the most trusted of those that were not believed is named.
+    """
+
+    field: str
+    source: str
+    other: str
+    requests: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRow:
     """One time bucket of one route."""
 

@@ -6,8 +6,8 @@ from sqlalchemy import Connection, Select, case, func, or_, select
 
 from kvscope.model.request import RequestRecord, Status
 from kvscope.model.telemetry import MetricSample
-from kvscope.model.views import EngineCounters, HitRow, MissRow, SpreadRow, TimelineRow
-from kvscope.store import counters, rows, schema, totals
+from kvscope.model.views import ConflictRow, EngineCounters, HitRow, MissRow, SpreadRow, TimelineRow
+from kvscope.store import counters, missed, rows, schema, totals
 from kvscope.store.engines import Engines
 from kvscope.store.retention import pruned_between
 from kvscope.store.totals import UNKNOWN_KEY, By, Grouping
@@ -76,49 +76,13 @@ class Reader:
 
         The example is the request that missed most tokens there.
         """
-        m = schema.misses.c
-        key = func.coalesce(_R.route, totals.UNKNOWN)
-        group = (key, m.cause, m.role, m.message_index, m.value_kind)
-        rank = func.row_number().over(partition_by=group, order_by=(m.tokens.desc(), m.request_id, m.ordinal))
-        query = (
-            select(
-                key.label("route"),
-                m.cause,
-                m.role,
-                m.message_index,
-                m.value_kind,
-                m.tokens,
-                m.request_id,
-                m.char_start,
-                m.char_end,
-                rank.label("rank"),
-            )
-            .select_from(schema.misses.outerjoin(schema.requests, m.request_id == _R.request_id))
-            .where(*totals.window(since_at, None))
-        )
-        if route is not None:
-            query = query.where(_R.route == route)
-        ranked = query.subquery().c
-        top = ranked.rank == 1
-        grouped = (ranked.route, ranked.cause, ranked.role, ranked.message_index, ranked.value_kind)
-        tokens = func.sum(ranked.tokens)
-        summed = (
-            select(
-                *grouped,
-                func.count(ranked.request_id.distinct()).label("requests"),
-                tokens.label("tokens"),
-                func.max(case((top, ranked.request_id))).label("example_request_id"),
-                func.max(case((top, ranked.char_start))).label("example_char_start"),
-                func.max(case((top, ranked.char_end))).label("example_char_end"),
-            )
-            .group_by(*grouped)
-            .order_by(tokens.desc(), ranked.route, ranked.cause)
-        )
         with self._engines.reading() as connection:
-            return [
-                MissRow(**{**row, "tokens": int(row["tokens"])})
-                for row in connection.execute(summed).mappings()
-            ]
+            return missed.misses(connection, since_at, route)
+
+    def conflicts(self, *, since_at: float | None = None) -> list[ConflictRow]:
+        """Return on which fields sources contradict each other, and in how many requests; most first."""
+        with self._engines.reading() as connection:
+            return totals.conflicts(connection, since_at)
 
     def timeline(self, *, bucket_seconds: float, since_at: float | None = None) -> list[TimelineRow]:
         """Return buckets of time by route, oldest first; a bucket begins at a multiple of its length."""

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, tuple_
 
 from kvscope.model.request import Status
-from kvscope.store import counters, rollups, schema
+from kvscope.store import counters, minutes, schema
 from kvscope.store.bulk import Statements
 from kvscope.store.engines import Engines
 
@@ -184,7 +184,7 @@ class _Steps:
         ).rowcount
         for table in (schema.prompt_blocks, schema.requests):
             connection.execute(delete(table).where(self.statements.among(table.c.request_id, ids)))
-        rollups.mark(connection, self.statements, [row.arrived_at for row in found])
+        minutes.mark(connection, self.statements, [row.arrived_at for row in found])
         for engine, first_at in firsts.items():
             reached = [
                 row

@@ -5,30 +5,25 @@ that say what its requests say; readers take the others from the requests. So no
 often or whether minutes are rolled up but the time that reading takes.
 """
 
-import dataclasses
 import hashlib
 import math
-import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, RowMapping, delete, insert, select
+from sqlalchemy import Connection, RowMapping, Table, delete, insert, select
 
 from kvscope.store import schema, sketches
-from kvscope.store.bulk import Statements
 from kvscope.store.engines import Engines
+from kvscope.store.minutes import MINUTE
 
-MINUTE = 60.0
-LAST_AT = 1e11
-"""Requests that arrived from then on, or before 0, are in no rollup: no clock says so."""
 _GRACE_SECONDS = 30.0  # a minute that has just ended still gets most of its parts
-_MOST_RANGES = 40
 
 _R = schema.requests.c
 _C = schema.rollup_changes.c
-_U = schema.rollups.c
+_M = schema.misses.c
+_TABLES = (schema.rollups, schema.rollup_causes, schema.rollup_misses)
 _DIMENSIONS = ("route", "tenant", "model", "experiment", "arm")
 _READ = (
     *_DIMENSIONS,
@@ -38,15 +33,13 @@ _READ = (
     "ttft_seconds",
     "ttft_client_seconds",
     "tpot_seconds",
+    "conflicts",
+    "sources",
 )
+_PLACE = ("route", "cause", "role", "message_index", "value_kind")
+_EXAMPLE = ("tokens", "request_id", "ordinal", "char_start", "char_end")
 
-
-def mark(connection: Connection, statements: Statements, arrivals: Iterable[float | None]) -> None:
-    """Note that requests that arrive at these times have changed; within the transaction that does it."""
-    minutes = {int(at // MINUTE) for at in arrivals if at is not None and 0 <= at < LAST_AT}
-    if minutes:
-        changed = [(minute, secrets.randbits(62)) for minute in sorted(minutes)]
-        connection.exec_driver_sql(statements.changes, changed)
+_Rolled = dict[Table, Sequence[dict[str, Any]]]
 
 
 class Rollups:
@@ -77,36 +70,45 @@ class Rollups:
             time.sleep(time.monotonic() - began)
         return done
 
-    def _replace(self, minute: int, marked: int, rolled: list[dict[str, Any]]) -> bool:
+    def _replace(self, minute: int, marked: int, rolled: _Rolled) -> bool:
         """Write a minute's rollups, unless it has changed since they were made."""
         with self._engines.writing() as connection:
             taken = delete(schema.rollup_changes).where(_C.minute == minute, _C.mark == marked)
             if connection.execute(taken).rowcount != 1:
                 return False
-            connection.execute(delete(schema.rollups).where(_U.minute == minute))
-            if rolled:
-                connection.execute(insert(schema.rollups), rolled)
+            for table, found in rolled.items():
+                connection.execute(delete(table).where(table.c.minute == minute))
+                if found:
+                    connection.execute(insert(table), found)
             return True
 
 
-def _rolled_up(connection: Connection, minute: int) -> list[dict[str, Any]]:
-    begin, end = minute * MINUTE, (minute + 1) * MINUTE
-    query = select(*(_R[name] for name in _READ)).where(_R.arrived_at >= begin, _R.arrived_at < end)
+def _rolled_up(connection: Connection, minute: int) -> _Rolled:
+    within = (_R.arrived_at >= minute * MINUTE, _R.arrived_at < (minute + 1) * MINUTE)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in connection.execute(query).mappings():
+    causes: dict[str, dict[str, Any]] = {}
+    for row in connection.execute(select(*(_R[name] for name in _READ)).where(*within)).mappings():
         dimensions = tuple(row[name] for name in _DIMENSIONS)
         group = groups.get(dimensions)
         if group is None:
             group = groups[dimensions] = _empty(minute, dimensions)
         _add(group, row)
-    return list(groups.values())
+        _add_causes(causes, minute, row)
+    places: dict[tuple[Any, ...], dict[str, Any]] = {}
+    seen: set[tuple[Any, ...]] = set()
+    ordered = select(_R.route, *schema.misses.columns).join_from(
+        schema.misses, schema.requests, _M.request_id == _R.request_id
+    )
+    in_order = ordered.where(*within).order_by(_M.tokens.desc(), _M.request_id, _M.ordinal)
+    for row in connection.execute(in_order).mappings():
+        _add_place(places, seen, minute, row)
+    return dict(zip(_TABLES, (list(found.values()) for found in (groups, causes, places)), strict=True))
 
 
 def _empty(minute: int, dimensions: tuple[Any, ...]) -> dict[str, Any]:
-    digest = hashlib.blake2b(msgspec.json.encode(dimensions), digest_size=8).digest()
     return {
         "minute": minute,
-        "key": int.from_bytes(digest, "big", signed=True),
+        "key": _key(dimensions),
         **dict(zip(_DIMENSIONS, dimensions, strict=True)),
         **dict.fromkeys(("requests", "known_requests", "prompt_tokens", "cached_tokens"), 0),
         **dict.fromkeys(("ttft_requests", "tpot_requests"), 0),
@@ -114,12 +116,22 @@ def _empty(minute: int, dimensions: tuple[Any, ...]) -> dict[str, Any]:
         "causes": {},
         "ttft_sketch": {},
         "ttft_client_sketch": {},
+        "conflicts": {},
     }
+
+
+def _key(values: tuple[Any, ...]) -> int:
+    digest = hashlib.blake2b(msgspec.json.encode(values), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def _is_known(row: RowMapping) -> bool:
+    return row["prompt_tokens"] is not None and row["cached_tokens"] is not None
 
 
 def _add(group: dict[str, Any], row: RowMapping) -> None:
     group["requests"] += 1
-    if row["prompt_tokens"] is not None and row["cached_tokens"] is not None:
+    if _is_known(row):
         group["known_requests"] += 1
         group["prompt_tokens"] += row["prompt_tokens"]
         group["cached_tokens"] += row["cached_tokens"]
@@ -132,60 +144,57 @@ def _add(group: dict[str, Any], row: RowMapping) -> None:
     for name in ("ttft", "ttft_client"):
         if row[f"{name}_seconds"] is not None:
             sketches.add(group[f"{name}_sketch"], row[f"{name}_seconds"])
+    sketches.merge(group["conflicts"], conflicts_of(row["sources"], row["conflicts"]))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """How a window is read: ``raw`` conditions on requests, one after the other, and one on rollups."""
-
-    raw: tuple[ColumnElement[bool], ...]
-    rolled: ColumnElement[bool] | None
+def conflicts_of(sources: Mapping[str, Any], conflicts: Mapping[str, str] | None) -> dict[str, int]:
+    """Return 1 for each "field taken other" of a request; a source that contradicts itself is left out."""
+    told = conflicts or {}
+    return {f"{name} {sources[name]} {other}": 1 for name, other in told.items() if sources[name] != other}
 
 
-def coverage(connection: Connection, since_at: float | None, until_at: float | None) -> Coverage:
-    """Return how to read the requests of a window; conditions hold for the connection's moment alone.
-
-    Where too many stretches are not rolled up, all of it is read from the requests.
-    """
-    first = 0 if since_at is None else max(0, math.ceil(min(since_at, LAST_AT) / MINUTE))
-    last = math.floor((LAST_AT if until_at is None else min(until_at, LAST_AT)) / MINUTE)
-    whole = Coverage(raw=(_between(since_at, until_at),), rolled=None)
-    if last <= first:
-        return whole
-    query = select(_C.minute).where(_C.minute >= first, _C.minute < last).order_by(_C.minute)
-    stretches = _stretches(connection.execute(query).scalars())
-    if len(stretches) > _MOST_RANGES:
-        return whole
-    begin, end = first * MINUTE, last * MINUTE
-    ends = [
-        _between(since_at, begin) if since_at is None or since_at < begin else None,
-        _between(end, until_at) if until_at is None or until_at > end else None,
-        _R.arrived_at.is_(None) if since_at is None and until_at is None else None,
-    ]
-    middle = [_between(low * MINUTE, high * MINUTE) for low, high in stretches]
-    marked = select(_C.minute)
-    return Coverage(
-        raw=(*(one for one in ends if one is not None), *middle),
-        rolled=(_U.minute >= first) & (_U.minute < last) & _U.minute.not_in(marked),
-    )
+def _add_causes(causes: dict[str, dict[str, Any]], minute: int, row: RowMapping) -> None:
+    known = _is_known(row)
+    for cause, tokens in (row["causes"] or {}).items():
+        if tokens <= 0:
+            continue
+        found = causes.setdefault(
+            cause,
+            {
+                "minute": minute,
+                "cause": cause,
+                **dict.fromkeys(("requests", "tokens", "known_requests", "prompt_tokens"), 0),
+                **dict.fromkeys(("cached_tokens", "ttft_requests"), 0),
+                "ttft_seconds": 0.0,
+            },
+        )
+        found["requests"] += 1
+        if known:
+            found["known_requests"] += 1
+            found["tokens"] += tokens
+            found["prompt_tokens"] += row["prompt_tokens"]
+            found["cached_tokens"] += row["cached_tokens"]
+        if row["ttft_seconds"] is not None:
+            found["ttft_requests"] += 1
+            found["ttft_seconds"] += row["ttft_seconds"]
 
 
-def _between(since_at: float | None, until_at: float | None) -> ColumnElement[bool]:
-    if since_at is None and until_at is None:
-        return _R.request_id.is_not(None)  # all
-    if until_at is None:
-        return _R.arrived_at >= since_at
-    if since_at is None:
-        return _R.arrived_at < until_at
-    return (_R.arrived_at >= since_at) & (_R.arrived_at < until_at)
-
-
-def _stretches(minutes: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the ranges, end excluded, that the minutes make up, which are in order."""
-    found: list[tuple[int, int]] = []
-    for minute in minutes:
-        if found and found[-1][1] == minute:
-            found[-1] = (found[-1][0], minute + 1)
-        else:
-            found.append((minute, minute + 1))
-    return found
+def _add_place(
+    places: dict[tuple[Any, ...], dict[str, Any]], seen: set[tuple[Any, ...]], minute: int, row: RowMapping
+) -> None:
+    """Add a miss to those of its place, of which the first one is the example."""
+    place = tuple(row[name] for name in _PLACE)
+    found = places.get(place)
+    if found is None:
+        found = places[place] = {
+            "minute": minute,
+            "key": _key(place),
+            **dict(zip(_PLACE, place, strict=True)),
+            "requests": 0,
+            "tokens": 0,
+            **{f"example_{name}": row[name] for name in _EXAMPLE},
+        }
+    found["tokens"] += row["tokens"]
+    # several misses of one request at one place are of one request
+    found["requests"] += (*place, row["request_id"]) not in seen
+    seen.add((*place, row["request_id"]))

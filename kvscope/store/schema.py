@@ -220,6 +220,43 @@ rollups = Table(
     sqlite_with_rowid=False,
 )
 
+# Of the requests of a minute that missed tokens for a cause.
+rollup_causes = Table(
+    "rollup_causes",
+    metadata,
+    Column("minute", BigInteger, primary_key=True, autoincrement=False),
+    Column("cause", Words, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("known_requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("ttft_requests", BigInteger, nullable=False),
+    Column("ttft_seconds", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# `key` is a hash of the columns from `route` to `value_kind`, which may be null.
+rollup_misses = Table(
+    "rollup_misses",
+    metadata,
+    Column("minute", BigInteger, primary_key=True, autoincrement=False),
+    Column("key", BigInteger, primary_key=True, autoincrement=False),
+    Column("route", Key),
+    Column("cause", Words, nullable=False),
+    Column("role", Words),
+    Column("message_index", Integer),
+    Column("value_kind", Words),
+    Column("requests", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("example_tokens", Integer, nullable=False),
+    Column("example_request_id", Key, nullable=False),
+    Column("example_ordinal", Integer, nullable=False),
+    Column("example_char_start", Integer),
+    Column("example_char_end", Integer),
+    sqlite_with_rowid=False,
+)
+
 suggestions = Table(
     "suggestions",
     metadata,
@@ -251,6 +288,14 @@ latency_models = Table(
     Column("rows", BigInteger, nullable=False),
     Column("ranges", Json, nullable=False),
     Column("fitted_at", Double, nullable=False),
+    Column("quantile", Double),
+    Column("below_rate", Double),
+    Column("pinball_seconds", Double),
+    Column("pinball_by_length_seconds", Double),
+    Column("added_r2", Json, nullable=False),
+    Column("typical", Json, nullable=False),
+    Column("from_at", Double),
+    Column("to_at", Double),
 )
 
 experiments = Table(

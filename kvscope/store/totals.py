@@ -1,6 +1,5 @@
 """Sums and quantiles of requests: from rollups where minutes have them, from the requests elsewhere."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -22,9 +21,10 @@ from sqlalchemy import (
 )
 
 from kvscope.model.request import MissCause
-from kvscope.model.views import HitRow, SpreadRow, TimelineRow
+from kvscope.model.views import ConflictRow, HitRow, SpreadRow, TimelineRow
 from kvscope.store import schema, sketches
-from kvscope.store.rollups import MINUTE, coverage
+from kvscope.store.minutes import MINUTE, Coverage, coverage
+from kvscope.store.rollups import conflicts_of
 
 Grouping = Literal["route", "tenant", "model", "arm", "total"]
 By = Grouping | Literal["cause"]
@@ -36,10 +36,20 @@ UNKNOWN: ColumnElement[str] = literal_column(f"'{UNKNOWN_KEY}'", Text)
 
 _R = schema.requests.c
 _U = schema.rollups.c
+_C = schema.rollup_causes.c
 _KNOWN = and_(_R.prompt_tokens.is_not(None), _R.cached_tokens.is_not(None))
 _CAUSES = tuple(cause.value for cause in MissCause)
 _SUMS = ("requests", "known_requests", "prompt_tokens", "cached_tokens", "ttft_requests", "tpot_requests")
 _SECONDS = ("ttft_seconds", "tpot_seconds")
+_OF_CAUSE = (
+    "requests",
+    "tokens",
+    "known_requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "ttft_requests",
+    "ttft_seconds",
+)
 _CAUSE_SUMS = tuple(f"cause_{cause}" for cause in _CAUSES)
 
 Where = Iterable[ColumnElement[bool]]
@@ -54,15 +64,16 @@ def window(since_at: float | None, until_at: float | None) -> tuple[ColumnElemen
 
 def hits(connection: Connection, by: By, since_at: float | None, until_at: float | None) -> list[HitRow]:
     """Return hits and miss causes by key; see ``Reader.hits``."""
-    if by == "cause":
-        found = [_hits_of_cause(connection, cause, window(since_at, until_at)) for cause in _CAUSES]
-        return sorted((row for row in found if row.requests), key=_most_missed)
-    sums = _Sums()
     covered = coverage(connection, since_at, until_at)
+    if by == "cause":
+        return sorted(_hits_by_cause(connection, covered), key=_most_missed)
+    sums = _Sums()
     for piece in covered.raw:
         sums.read(connection, _raw_sums((_key(by, _R).label("named"),), (*_of(by, _R), piece)))
     if covered.rolled is not None:
-        sums.read(connection, _rolled_sums((_key(by, _U).label("named"),), (*_of(by, _U), covered.rolled)))
+        sums.read(
+            connection, _rolled_sums((_key(by, _U).label("named"),), (*_of(by, _U), covered.rolled(_U)))
+        )
     return sorted((_hit_row(key, found) for (key,), found in sums.found.items()), key=_most_prompted)
 
 
@@ -80,7 +91,7 @@ def timeline(connection: Connection, bucket_seconds: float, since_at: float | No
             # whole numbers, written out: both databases divide them without a rest
             minutes = literal_column(str(int(bucket_seconds // MINUTE)), BigInteger)
             buckets = cast(_U.minute.op("/")(minutes), BigInteger).label("number")
-            rolled = _rolled_sums((buckets, _key("route", _U).label("named")), (covered.rolled,))
+            rolled = _rolled_sums((buckets, _key("route", _U).label("named")), (covered.rolled(_U),))
             sums.read(connection, rolled)
     else:
         sums.read(connection, _raw_sums(keys, (told, *window(since_at, None))))
@@ -112,7 +123,7 @@ def ttft(
                     sketches.add(bins.setdefault((key, source), {}), seconds)
     if covered.rolled is not None:
         query = select(_key(by, _U), _U.ttft_sketch, _U.ttft_client_sketch)
-        for key, engine, client in connection.execute(query.where(*_of(by, _U), covered.rolled)):
+        for key, engine, client in connection.execute(query.where(*_of(by, _U), covered.rolled(_U))):
             for source, counted in (("engine", engine), ("client", client)):
                 if counted:
                     sketches.merge(bins.setdefault((key, source), {}), counted)
@@ -212,12 +223,67 @@ def _hit_row(key: str, found: dict[str, Any]) -> HitRow:
     )
 
 
-def _hits_of_cause(connection: Connection, cause: str, where: Where) -> HitRow:
-    sums = _Sums()
-    key = literal_column(f"'{cause}'", Text).label("named")
-    sums.read(connection, _raw_sums((key,), (*where, _cause_tokens(cause) > 0)))
-    row = _hit_row(cause, sums.found.get((cause,), dict.fromkeys((*_SUMS, *_CAUSE_SUMS, *_SECONDS), 0)))
-    return dataclasses.replace(row, causes={cause: row.causes.get(cause, 0)})
+def _hits_by_cause(connection: Connection, covered: Coverage) -> Iterator[HitRow]:
+    """Return a row for each cause that was missed for."""
+    sums: dict[str, dict[str, Any]] = {}
+    queries = [_raw_cause(cause, piece) for cause in _CAUSES for piece in covered.raw]
+    if covered.rolled is not None:
+        queries.append(
+            select(_C.cause, *(func.sum(_C[name]).label(name) for name in _OF_CAUSE))
+            .where(covered.rolled(_C))
+            .group_by(_C.cause)
+        )
+    for query in queries:
+        for row in connection.execute(query).mappings():
+            into = sums.setdefault(row["cause"], dict.fromkeys(_OF_CAUSE, 0))
+            for name in _OF_CAUSE:
+                # PostgreSQL's sums of whole numbers are decimals
+                into[name] += row[name] if name in _SECONDS else int(row[name])
+    for cause, found in sums.items():
+        if found["requests"]:
+            yield HitRow(
+                key=cause,
+                requests=found["requests"],
+                known_requests=found["known_requests"],
+                prompt_tokens=found["prompt_tokens"],
+                cached_tokens=found["cached_tokens"],
+                ttft_seconds_mean=_mean(found, "ttft"),
+                causes={cause: found["tokens"]},
+            )
+
+
+def _raw_cause(cause: str, piece: ColumnElement[bool]) -> Select[Any]:
+    tokens = _cause_tokens(cause)
+    return select(
+        literal_column(f"'{cause}'", Text).label("cause"),
+        func.count().label("requests"),
+        _sum_known(tokens).label("tokens"),
+        func.count(case((_KNOWN, 1))).label("known_requests"),
+        _sum_known(_R.prompt_tokens).label("prompt_tokens"),
+        _sum_known(_R.cached_tokens).label("cached_tokens"),
+        func.count(_R.ttft_seconds).label("ttft_requests"),
+        func.coalesce(func.sum(_R.ttft_seconds), 0.0).label("ttft_seconds"),
+    ).where(piece, tokens > 0)
+
+
+def conflicts(connection: Connection, since_at: float | None) -> list[ConflictRow]:
+    """Return the conflicts between sources; see ``Reader.conflicts``."""
+    found: dict[str, int] = {}
+    covered = coverage(connection, since_at, None)
+    for piece in covered.raw:
+        query = select(_R.sources, _R.conflicts).where(piece, _R.conflicts.is_not(None))
+        for sources, told in connection.execute(query):
+            sketches.merge(found, conflicts_of(sources, told))
+    if covered.rolled is not None:
+        rolled = select(_U.conflicts).where(covered.rolled(_U), _U.conflicts.is_not(None))
+        for told in connection.execute(rolled).scalars():
+            sketches.merge(found, told)
+    rows = [
+        ConflictRow(field=field, source=source, other=other, requests=requests)
+        for named, requests in found.items()
+        for field, source, other in (named.split(" "),)
+    ]
+    return sorted(rows, key=lambda row: (-row.requests, row.field, row.source, row.other))
 
 
 def _spread_row(key: str, source: str, bins: sketches.Bins) -> SpreadRow:

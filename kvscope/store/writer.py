@@ -11,7 +11,7 @@ from kvscope.model.merge import Join
 from kvscope.model.request import Miss, RequestPart
 from kvscope.model.telemetry import MetricSample, Span
 from kvscope.pipeline.contracts import Batch
-from kvscope.store import bulk, clean, rollups, rows, schema
+from kvscope.store import bulk, clean, minutes, rows, schema
 from kvscope.store.engines import Engines
 
 _LOG = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class _Work:
                 into.append(rows.request_row(join))
                 arrivals |= {join.values.get("arrived_at"), arrived_at}
                 self._count_conflicts(join, conflicts)
-        rollups.mark(connection, self._statements, arrivals)
+        minutes.mark(connection, self._statements, arrivals)
         refused = bulk.run(connection, self._statements.new_requests, new)
         refused += bulk.run(connection, self._statements.requests, changed)
         self.refused += sum(len(self._parts[row[0]]) for row in refused)
@@ -179,3 +179,7 @@ class _Work:
             for ordinal, row in enumerate(places)
         ]
         self.refused += len(bulk.run(connection, self._statements.misses, numbered))
+        told = select(schema.requests.c.arrived_at).where(
+            self._statements.among(schema.requests.c.request_id, list(self._misses))
+        )
+        minutes.mark(connection, self._statements, connection.execute(told).scalars())

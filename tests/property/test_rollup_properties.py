@@ -1,6 +1,8 @@
 """Whatever is written, in whatever order, and whenever minutes are rolled up: answers are of the requests."""
 
+import dataclasses
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select
 
-from kvscope.model.request import RequestPart, RequestRecord, Source
+from kvscope.model.request import Miss, MissCause, RequestPart, RequestRecord, Source
 from kvscope.model.views import HitRow, SpreadRow, TimelineRow
 from kvscope.pipeline.contracts import Batch
+from kvscope.store import schema
 from kvscope.store.database import Store
 from kvscope.store.reader import UNKNOWN_KEY
 from kvscope.store.sketches import ACCURACY
@@ -42,15 +46,30 @@ VALUES = st.fixed_dictionaries(
         "causes": st.dictionaries(st.sampled_from(["cold", "diverged"]), st.integers(0, 100)),
     },
 )
+IDS = st.sampled_from([f"r{number}" for number in range(8)])
 PARTS = st.builds(
     RequestPart,
-    request_id=st.sampled_from([f"r{number}" for number in range(8)]),
+    request_id=IDS,
     source=st.sampled_from([Source.GATEWAY, Source.SPAN, Source.PLUGIN]),
     values=VALUES,
 )
+MISSES = st.builds(
+    Miss,
+    request_id=IDS,
+    cause=st.sampled_from([MissCause.COLD, MissCause.DIVERGED]),
+    tokens=st.integers(1, 20),
+    role=st.sampled_from(["user", None]),
+    message_index=st.sampled_from([0, None]),
+    char_start=st.integers(0, 3),
+)
+BATCHES = st.builds(
+    Batch,
+    parts=st.lists(PARTS, min_size=1, max_size=4),
+    misses=st.lists(MISSES, max_size=4),
+)
 STEPS = st.lists(
     st.one_of(
-        st.lists(PARTS, min_size=1, max_size=4),
+        BATCHES,
         st.floats(0.0, 2_000.0).map(lambda now: ("roll up", now)),
         st.sampled_from([30.0, 60.0, 130.0]).map(lambda before: ("prune", before)),
     ),
@@ -106,6 +125,49 @@ def plain_hits(records: Sequence[RequestRecord], key: str) -> HitRow:
     )
 
 
+def plain_causes(records: Sequence[RequestRecord]) -> dict[str, HitRow]:
+    """The rows by cause: over the requests that have it, with its tokens alone."""
+    found = {}
+    for cause in ("cold", "diverged"):
+        own = [record for record in records if (record.causes or {}).get(cause)]
+        row = plain_hits(own, cause)
+        if own:
+            found[cause] = dataclasses.replace(row, causes={cause: row.causes.get(cause, 0)})
+    return found
+
+
+def plain_conflicts(records: Sequence[RequestRecord]) -> Counter[tuple[str, str, str]]:
+    return Counter(
+        (field, record.sources[field], other)
+        for record in records
+        for field, other in record.conflicts.items()
+        if other != record.sources[field]
+    )
+
+
+def plain_misses(
+    store: Store, records: Sequence[RequestRecord], *, orphans: bool
+) -> dict[tuple[Any, ...], tuple[int, int, str]]:
+    """Requests, tokens and the example of each place, by plain Python over the misses."""
+    route_of = {record.request_id: record.route or UNKNOWN_KEY for record in records}
+    everyone = {record.request_id for record in store.reader.requests()}
+    places: dict[tuple[Any, ...], list[Any]] = {}
+    with store.engines.reading() as connection:
+        for miss in connection.execute(select(schema.misses)):
+            if miss.request_id in route_of or (orphans and miss.request_id not in everyone):
+                route = route_of.get(miss.request_id, UNKNOWN_KEY)
+                place = (route, miss.cause, miss.role, miss.message_index, miss.value_kind)
+                places.setdefault(place, []).append(miss)
+    return {
+        place: (
+            len({miss.request_id for miss in own}),
+            sum(miss.tokens for miss in own),
+            min(own, key=lambda miss: (-miss.tokens, miss.request_id, miss.ordinal)).request_id,
+        )
+        for place, own in places.items()
+    }
+
+
 def grouped(records: Sequence[RequestRecord], key: Any) -> dict[Any, list[RequestRecord]]:
     groups: dict[Any, list[RequestRecord]] = {}
     for record in records:
@@ -127,6 +189,20 @@ def assert_answers_are_those_of_the_records(
         assert [row.prompt_tokens for row in found] == sorted((r.prompt_tokens for r in found), reverse=True)
     for row in store.reader.ttft("route", since_at=since_at, until_at=until_at):
         assert_spread(row, [record for record in records if key_of("route", record) == row.key])
+    by_cause = store.reader.hits("cause", since_at=since_at, until_at=until_at)
+    assert {row.key: row for row in by_cause} == plain_causes(records)
+    since = [record for record in everything if inside(record, since_at, None)]
+    conflicts = store.reader.conflicts(since_at=since_at)
+    assert {(r.field, r.source, r.other): r.requests for r in conflicts} == plain_conflicts(since)
+    misses = {
+        (r.route, r.cause, r.role, r.message_index, r.value_kind): (
+            r.requests,
+            r.tokens,
+            r.example_request_id,
+        )
+        for r in store.reader.misses(since_at=since_at)
+    }
+    assert misses == plain_misses(store, since, orphans=since_at is None)
     timed = [
         r for r in everything if r.arrived_at is not None and (since_at is None or r.arrived_at >= since_at)
     ]
@@ -173,8 +249,8 @@ def test_answers_are_those_of_the_requests(
     with tempfile.TemporaryDirectory() as folder:
         store = empty_store(folder)
         for step in steps:
-            if isinstance(step, list):
-                store.batches.write([Batch(parts=step)])
+            if isinstance(step, Batch):
+                store.batches.write([step])
             elif step[0] == "roll up":
                 store.rollups.refresh(step[1])
             else:

@@ -20,7 +20,7 @@ from kvscope.store.engines import connect
 from kvscope.store.urls import locate
 
 DATA = Path(__file__).parents[2] / "data" / "schema"
-HEAD = "0005"
+HEAD = "0007"
 FOLLOWING = "9000"
 
 NEXT = '''"""A step that rewrites a table that others refer to."""
