@@ -21,7 +21,7 @@ from kvscope.analysis.attribution import (
 )
 from kvscope.analysis.ledger import Arrival, Ledger
 from kvscope.analysis.live_metrics import AnalyserMetrics
-from kvscope.analysis.reasons import Progress, Times, reasons, seen_blocks
+from kvscope.analysis.reasons import Progress, reasons, seen_blocks, times_of
 from kvscope.analysis.sent import Sent, sent_of
 from kvscope.analysis.window import Window
 from kvscope.analysis.worker import Worker
@@ -77,7 +77,13 @@ class AnalyserSettings(BaseModel):
     )
     ledger_bytes: int = Field(64_000_000, gt=0, description="Bytes of prompts that are compared to.")
     ledger_blocks: int = Field(300_000, gt=0, description="Blocks of prompts that are known as computed.")
-    index_blocks: int = Field(500_000, gt=0, description="Blocks of an engine's cache that are followed.")
+    index_blocks: int = Field(
+        500_000,
+        gt=0,
+        le=100_000_000,
+        description="Blocks of an engine's cache that are followed, at about 125 bytes each; of more, those "
+        "unused for longest are dropped and counted.",
+    )
     window_prompts: int = Field(2_000, gt=0, description="Latest prompts that the advisor looks at.")
     window_bytes: int = Field(64_000_000, gt=0, description="Bytes of prompts that the advisor looks at.")
 
@@ -190,8 +196,7 @@ class Analyser:
                 with self._metrics.seconds.time():
                     self._take_prompt(item)
             case CacheEventBatch():
-                index = self._indexes.setdefault(item.engine, BlockIndex(self._settings.index_blocks))
-                index.apply(item)
+                self._take_events(item)
             case None:
                 self._tick()
             case parts:
@@ -199,6 +204,13 @@ class Analyser:
                     self._take_part(part)
         for engine in list(self._waiting):
             self._compare_waiting(engine)
+
+    def _take_events(self, batch: CacheEventBatch) -> None:
+        index = self._indexes.get(batch.engine)
+        if index is None:
+            index = self._indexes[batch.engine] = BlockIndex(self._settings.index_blocks)
+        index.apply(batch)
+        self._metrics.index(batch.engine, index)
 
     def _take_prompt(self, prompt: Prompt) -> None:
         texts = segments(prompt.api, prompt.sent_body)
@@ -312,7 +324,7 @@ class Analyser:
 
     def _note_progress(self, request: _Request) -> None:
         if request.facts is not None and request.prompt is not None:
-            times = _times(request.prompt.arrived_at, request.record)
+            times = times_of(request.prompt.arrived_at, request.record)
             if times.first_token_at > times.arrived_at:
                 self._progress.computed(request.facts.serial, times.first_token_at)
 
@@ -330,14 +342,17 @@ class Analyser:
         if facts is None or prompt is None:
             return attribute_counts(request_id, prompt_tokens, cached_tokens, self._block_size(engine))
         index = self._indexes.get(engine)
-        times = _times(prompt.arrived_at, request.record)
-        return attribute(
+        times = times_of(prompt.arrived_at, request.record)
+        found = attribute(
             request_id,
             facts,
             cached_tokens=cached_tokens,
             seen_blocks=seen_blocks(facts, index, times.arrived_at),
             why=reasons(facts, times, self._progress, index),
         )
+        if index is not None and facts.block_size:
+            index.used(facts.chain[: cached_tokens // facts.block_size], times.admitted_at)
+        return found
 
     def _close(self, request_id: str, result: str) -> None:
         request = self._open.pop(request_id, None)
@@ -378,14 +393,3 @@ class Analyser:
         ]
         for request_id in late:
             self._close(request_id, "given_up")
-
-
-def _times(arrived_at: float, record: RequestRecord) -> Times:
-    admitted_at = arrived_at + (record.queue_seconds or 0.0)
-    told = (record.ttft_seconds, record.ttft_client_seconds, record.e2e_seconds)
-    first_token = next((seconds for seconds in told if seconds is not None), 0.0)
-    return Times(
-        arrived_at=arrived_at,
-        admitted_at=admitted_at,
-        first_token_at=max(admitted_at, arrived_at + first_token),
-    )

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from kvscope.analysis.attribution import PromptFacts, WhyMissing
 from kvscope.cache.index import BlockIndex, Presence
-from kvscope.model.request import MissCause
+from kvscope.model.request import MissCause, RequestRecord
 
 _SLACK_SECONDS = 0.001  # clocks of gateway and engine are read at different points of the same step
 
@@ -21,6 +21,18 @@ class Times:
     arrived_at: float
     admitted_at: float
     first_token_at: float
+
+
+def times_of(arrived_at: float, record: RequestRecord) -> Times:
+    """Return the times of a request that arrived at ``arrived_at``, from what its record tells."""
+    admitted_at = arrived_at + (record.queue_seconds or 0.0)
+    told = (record.ttft_seconds, record.ttft_client_seconds, record.e2e_seconds)
+    first_token = next((seconds for seconds in told if seconds is not None), 0.0)
+    return Times(
+        arrived_at=arrived_at,
+        admitted_at=admitted_at,
+        first_token_at=max(admitted_at, arrived_at + first_token),
+    )
 
 
 class Progress:
