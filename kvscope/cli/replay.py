@@ -1,26 +1,33 @@
 """``kvscope replay``: what the requests of log files and traces would have hit."""
 
 import dataclasses
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvscope.analysis.offline.load import Encoder
-from kvscope.analysis.offline.replay_files import replay_files
+from kvscope.analysis.offline.replay_files import replay_files, replay_stored
 from kvscope.analysis.offline.report import ReplayOptions, ReplayReport
 from kvscope.cache.policies import POLICIES
-from kvscope.cli.common import emit_json, emit_table, json_option, percent, show
-from kvscope.prompts.shared_prefix import SharedPrefixTokenizer
-from kvscope.prompts.tokenizing import ServerTokenizer, load_tokenizer
-
-_SHOWN_SKIPPED = 5
+from kvscope.cli.common import (
+    db_option,
+    emit_json,
+    emit_table,
+    json_option,
+    opened,
+    percent,
+    show,
+    since_at,
+    since_option,
+)
+from kvscope.cli.logs import show_skipped, skipped_json
+from kvscope.cli.progress import reading
+from kvscope.cli.tokenizers import named_tokenizer, tokenizer_option
+from kvscope.errors import UsageError
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 @click.option(
     "--blocks",
     type=click.IntRange(min=1),
@@ -40,13 +47,10 @@ _SHOWN_SKIPPED = 5
     help="; ".join(f"{name}: {policy.help}" for name, policy in POLICIES.items()) + ".",
 )
 @click.option("--curve", is_flag=True, help="Also the hit rate of every capacity (LRU).")
-@click.option(
-    "--tokenizer",
-    metavar="DIR|URL",
-    help="Folder of the model's tokenizer, or a running server's URL (its /tokenize). Text without one is "
-    "estimated.",
-)
+@tokenizer_option("Text without one is estimated.")
 @click.option("--per-request", is_flag=True, help="Also each request, beside what the engine recorded.")
+@db_option
+@since_option
 @json_option
 def replay(
     files: tuple[Path, ...],
@@ -56,13 +60,16 @@ def replay(
     curve: bool,
     tokenizer: str | None,
     per_request: bool,
+    db: str | None,
+    since: str | None,
     as_json: bool,
 ) -> None:
     """Replay FILES through a model of vLLM's prefix cache, in the order of their times.
 
     FILES are request logs (OpenAI or Anthropic bodies, plain or wrapped), recordings with token ids, Mooncake
-    and Bailian traces, kv-cache-tester sessions, ShareGPT conversations or lines of text, told by content,
-    gzipped or not; - is standard input.
+    and Bailian traces, kv-cache-tester and Claude Code sessions, ShareGPT conversations or lines of text,
+    told by content, packed with gzip or zstd or not; - is standard input. Without FILES the store is
+    replayed, as far as `kvscope import --blocks` kept hashes there.
     """
     options = ReplayOptions(
         num_blocks=blocks,
@@ -70,29 +77,21 @@ def replay(
         policy=policy,
         curve=curve,
         per_request=per_request,
-        tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
+        tokenizer=named_tokenizer(tokenizer),
     )
-    with _at_work():
-        report = replay_files(files, options)
+    if files and (db is not None or since is not None):
+        raise UsageError("--db and --since are of the store: name FILES or them")
+    if files:
+        with reading(files, "replaying") as watch:
+            report = replay_files(files, dataclasses.replace(options, watch=watch))
+    else:
+        with opened(db) as store:
+            stored = store.prompt_blocks.read(since_at=since_at(since))
+            report = replay_stored(stored, options)
     if as_json:
         emit_json(_document(report))
     else:
         _show(report)
-
-
-def _at_work() -> AbstractContextManager[Any]:
-    """Show on a terminal that work goes on."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status("reading and replaying ...")
-
-
-def _tokenizer(named: str) -> Encoder:
-    if named.startswith(("http://", "https://")):
-        return ServerTokenizer(named)
-    return SharedPrefixTokenizer(load_tokenizer(Path(named)))
 
 
 def _document(report: ReplayReport) -> dict[str, Any]:
@@ -100,9 +99,7 @@ def _document(report: ReplayReport) -> dict[str, Any]:
     for optional in ("per_request", "points", "points_exactness", "agreement"):
         if document[optional] is None:
             del document[optional]
-    document["skipped"] = [
-        {"file": each.file, "line": each.line, "reason": each.reason} for each in report.skipped
-    ]
+    document["skipped"] = skipped_json(report.skipped)
     return document
 
 
@@ -145,7 +142,4 @@ def _show(report: ReplayReport) -> None:
         )
     for note in report.notes:
         click.echo(f"note: {note}")
-    for each in report.skipped[:_SHOWN_SKIPPED]:
-        click.echo(f"skipped {each.origin}: {each.reason}", err=True)
-    if len(report.skipped) > _SHOWN_SKIPPED:
-        click.echo(f"skipped {len(report.skipped) - _SHOWN_SKIPPED:,} more lines", err=True)
+    show_skipped(report.skipped)

@@ -1,6 +1,7 @@
 """Tells each line's format by its content and reads files of any of them as one stream."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import msgspec
 
 from kvscope.analysis.formats import agent_log, block_traces, bodies, hashed, sharegpt, texts, weka
+from kvscope.analysis.formats.batches import Line, batches, block_columns
+from kvscope.analysis.formats.columns import BlockColumns
 from kvscope.analysis.formats.records import BadLine, LineError, LoggedRequest, Place
-from kvscope.analysis.formats.sources import STDIN, BrokenStreamError, expanded, opened
+from kvscope.analysis.formats.sources import STDIN, BrokenStreamError, Watch, expanded, opened
 from kvscope.errors import UsageError
 
 _Found = Iterator[LoggedRequest | LineError]
@@ -51,18 +54,34 @@ FORMATS = (*(each.name for each in _line_formats(agent_log.AgentLog())), TEXT)
 
 
 def read(
-    paths: Iterable[Path], *, block_size: int | None = None, named: str | None = None
+    paths: Iterable[Path],
+    *,
+    block_size: int | None = None,
+    named: str | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[LoggedRequest | BadLine]:
     """Yield the requests of all files, file by file and line by line; ``-`` is standard input.
 
     ``block_size`` is that of traces of block ids where it is not their format's usual one. ``named`` is one
     of ``FORMATS`` that all lines have; without it each line's is told by its content. A line that is not good
-    comes as ``BadLine`` and reading goes on. Raises ``UsageError`` for a file that cannot be read, and for
+    comes as ``BadLine`` and reading goes on. ``watch`` hears of the bytes that were read. Raises ``UsageError`` for a file that cannot be read, and for
     one that goes on and on without a line of a known format.
     """
     for path in expanded(paths):
-        with opened(path) as lines:
+        with opened(path, watch) as lines:
             yield from _File(path, block_size, named).read(lines)
+
+
+def read_columns(
+    paths: Iterable[Path], *, block_size: int | None = None, watch: Watch | None = None
+) -> Iterator[LoggedRequest | BadLine | BlockColumns]:
+    """Yield as ``read`` does, but requests of traces of block ids many at a time, without their ids.
+
+    Where a batch of lines needs a closer look, its requests come one by one.
+    """
+    for path in expanded(paths):
+        with opened(path, watch) as lines:
+            yield from _File(path, block_size, None).read_columns(lines)
 
 
 class _File:
@@ -80,21 +99,44 @@ class _File:
         self._plain = named == TEXT
         self._known = False
         self._bad_lines = 0
+        self._number = 0
 
-    def read(self, lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedRequest | BadLine]:
-        number = 0
+    def read(self, lines: Iterator[Line]) -> Iterator[LoggedRequest | BadLine]:
         try:
-            for number, line in lines:
-                if not line.strip():
-                    continue
-                if line.strip() in {b"{", b"["} and not self._known and not self._plain:
-                    # one document over many lines
-                    line = line + b"".join(rest for _, rest in lines)  # noqa: PLW2901 - the loop ends here
-                yield from self._line(number, line)
+            yield from self._lines(lines)
         except BrokenStreamError as error:
-            yield self._bad(number + 1, str(error))
+            yield self._bad(self._number + 1, str(error))
+        yield from self._end()
+
+    def read_columns(self, lines: Iterator[Line]) -> Iterator[LoggedRequest | BadLine | BlockColumns]:
+        try:
+            for batch in batches(lines):
+                columns = None
+                if not self._plain:
+                    columns = block_columns(batch, self._name, str(self._path), self._block_size)
+                if columns is None:  # a document over many lines takes those behind the batch, too
+                    whole = _opens(batch[0][1])
+                    yield from self._lines(itertools.chain(batch, lines) if whole else iter(batch))
+                    continue
+                self._known = True
+                self._number = batch[-1][0]
+                yield from columns
+        except BrokenStreamError as error:
+            yield self._bad(self._number + 1, str(error))
+        yield from self._end()
+
+    def _lines(self, lines: Iterator[Line]) -> Iterator[LoggedRequest | BadLine]:
+        for self._number, line in lines:
+            if not line.strip():
+                continue
+            if _opens(line) and not self._known and not self._plain:
+                # one document over many lines
+                line = line + b"".join(rest for _, rest in lines)  # noqa: PLW2901 - the loop ends here
+            yield from self._line(self._number, line)
+
+    def _end(self) -> Iterator[LoggedRequest | BadLine]:
         yield from self._log.end()
-        if not number:
+        if not self._number:
             yield self._bad(0, "the file is empty")
 
     def _line(self, number: int, line: bytes) -> Iterator[LoggedRequest | BadLine]:
@@ -154,6 +196,11 @@ class _File:
         if not self._known and self._bad_lines > _MOST_UNKNOWN:
             raise UsageError(f"{self._path}: no known format; line {number}: {reason}. Known are: {KNOWN}")
         return BadLine(origin=f"{self._name}:{number}", reason=reason)
+
+
+def _opens(line: bytes) -> bool:
+    """Whether a document begins here that goes on over many lines."""
+    return line.strip() in {b"{", b"["}
 
 
 def _decoded(line: bytes) -> dict[str, Any] | list[Any]:

@@ -4,7 +4,7 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -22,6 +22,9 @@ _SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".log")
 
 
 _PACKED = (".gz", ".zst")
+
+Watch = Callable[[int], None]
+"""Hears of each piece that was read, in bytes of the file as it lies there."""
 
 
 class BrokenStreamError(Exception):
@@ -52,27 +55,40 @@ def _is_log(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Iterator[tuple[int, bytes]]]:
+def opened(path: Path, watch: Watch | None = None) -> Iterator[Iterator[tuple[int, bytes]]]:
     """Give the lines of a file with their numbers from 1 on; ``-`` is standard input.
 
     Reading a line raises ``BrokenStreamError`` where a compressed stream breaks off. Raises ``UsageError``
     for a file that cannot be read.
     """
     try:
-        with _source(path) as file:
+        with _source(path, watch) as file:
             yield _lines(file)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 @contextmanager
-def _source(path: Path) -> Iterator[io.BufferedReader]:
+def _source(path: Path, watch: Watch | None) -> Iterator[io.BufferedReader]:
     if str(path) == STDIN:
         # standard input stays open: it is not ours
         yield cast("io.BufferedReader", sys.stdin.buffer)
         return
-    with cast("io.BufferedReader", path.open("rb", buffering=_BUFFER_BYTES)) as file:
+    with io.BufferedReader(_WatchedFile(path, watch), _BUFFER_BYTES) as file:
         yield file
+
+
+class _WatchedFile(io.FileIO):
+    def __init__(self, path: Path, watch: Watch | None) -> None:
+        super().__init__(path)
+        self._watch = watch
+
+    @override
+    def readinto(self, buffer: Buffer, /) -> int | None:
+        count = super().readinto(buffer)
+        if self._watch is not None and count:
+            self._watch(count)
+        return count
 
 
 def _lines(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:

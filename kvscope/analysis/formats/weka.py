@@ -6,8 +6,12 @@ the published set; its file's times are seconds from the session's start).
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+import numpy as np
+
+from kvscope.analysis.formats.columns import BlockColumns, id_columns
 from kvscope.analysis.formats.fields import (
     block_ids,
     count,
@@ -42,8 +46,12 @@ def weka(value: Mapping[str, Any], place: Place) -> Iterator[LoggedRequest | Lin
     if place.block_size not in {None, size}:
         raise LineError(f"the session's blocks hold {size} tokens, not {place.block_size}")
     name = str(value.get("id") or place.name)
-    scope = f"{place.path} {place.name}" if value.get("hash_id_scope") == "local" else ""
+    scope = _scope(value.get("hash_id_scope"), place)
     yield from _requests(_Session(name, place.name, scope, size), value.get("requests"), name, 0.0)
+
+
+def _scope(told: Any, place: Place) -> str:
+    return f"{place.path} {place.name}" if told == "local" else ""
 
 
 def _requests(
@@ -79,3 +87,63 @@ def _request(session: _Session, value: Mapping[str, Any], name: str, start: floa
         output=optional_count(value, "out"),
         session=session.name,
     )
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class _Entry(msgspec.Struct, rename={"tokens": "in", "output": "out"}):
+    """A request or a sub-agent; the ids are still text."""
+
+    t: float
+    type: str | None = None
+    tokens: _Count | None = None
+    output: _Count | None = None
+    hash_ids: msgspec.Raw | None = None
+    requests: "list[_Entry] | None" = None
+
+
+class _Document(msgspec.Struct):
+    hash_id_scope: Any
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+    requests: list[_Entry]
+
+
+_decoder = msgspec.json.Decoder(_Document)
+
+
+def columns(document: bytes, place: Place) -> BlockColumns | None:
+    """Return a whole session's requests as columns; None where anything in it needs a closer look."""
+    try:
+        session = _decoder.decode(document)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if place.block_size not in {None, session.block_size}:
+        return None
+    found = list(_flat(session.requests, 0.0))
+    lists = [entry.hash_ids for _, entry in found if entry.hash_ids is not None]
+    tokens = [entry.tokens for _, entry in found if entry.tokens is not None]
+    if not found or not len(lists) == len(tokens) == len(found):
+        return None
+    prompt_tokens = np.array(tokens, dtype=np.int64)
+    ids = id_columns(lists, prompt_tokens, session.block_size)
+    if ids is None:
+        return None
+    return BlockColumns(
+        origin=place.name.rpartition(":")[0],
+        block_size=session.block_size,
+        ids=ids[0],
+        lengths=ids[1],
+        prompt_tokens=prompt_tokens,
+        at=np.array([at for at, _ in found], dtype=np.float64),
+        scope=_scope(session.hash_id_scope, place),
+    )
+
+
+def _flat(entries: list[_Entry], start: float) -> Iterator[tuple[float, _Entry]]:
+    """Yield all requests with their times; a sub-agent without a list of them stands for itself."""
+    for entry in entries:
+        if entry.type == "subagent" and entry.requests is not None:
+            yield from _flat(entry.requests, start + entry.t)
+        else:
+            yield start + entry.t, entry

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvscope.analysis.formats.detect import KNOWN, read
+from kvscope.analysis.formats.columns import BlockColumns
+from kvscope.analysis.formats.detect import KNOWN, read, read_columns
 from kvscope.analysis.formats.records import BadLine, BlockHashes, BlockIds, Body, LoggedRequest, TokenIds
+from kvscope.analysis.formats.sources import Watch
 from kvscope.analysis.offline.stand_ins import stand_ins
 from kvscope.cache.overlap import TimedRequest
 from kvscope.cache.replay import ReplayRequest
@@ -75,13 +77,23 @@ class Loaded:
 
 
 def load(
-    paths: Sequence[Path], *, block_size: int | None, tokenizer: Encoder | None, keep_ids: bool
+    paths: Sequence[Path],
+    *,
+    block_size: int | None,
+    tokenizer: Encoder | None,
+    keep_ids: bool,
+    watch: Watch | None = None,
 ) -> Loaded:
-    """Read all files; a line that cannot be used is put with ``skipped``.
+    """Read all files; a line that cannot be used is put with ``skipped``. ``watch`` hears of bytes read.
 
     Raises ``UsageError`` where nothing is left, and for block ids mixed with text or of two block sizes.
     """
-    loaded = load_requests(read(paths, block_size=block_size), tokenizer=tokenizer, keep_ids=keep_ids)
+    found: Iterable[LoggedRequest | BadLine | BlockColumns]
+    if keep_ids:
+        found = read(paths, block_size=block_size, watch=watch)
+    else:
+        found = read_columns(paths, block_size=block_size, watch=watch)
+    loaded = load_requests(found, tokenizer=tokenizer, keep_ids=keep_ids)
     if not loaded.prompts and not loaded.builder:
         first = "".join(f"; {each.origin}: {each.reason}" for each in loaded.skipped[:1])
         names = ", ".join(map(str, paths))
@@ -90,7 +102,7 @@ def load(
 
 
 def load_requests(
-    found: Iterable[LoggedRequest | BadLine], *, tokenizer: Encoder | None, keep_ids: bool
+    found: Iterable[LoggedRequest | BadLine | BlockColumns], *, tokenizer: Encoder | None, keep_ids: bool
 ) -> Loaded:
     """Take requests from wherever they come, perhaps none; raises as ``load`` else."""
     loaded = Loaded()
@@ -106,10 +118,13 @@ class _Loader:
         self._last_at = 0.0
         self._last_file = ""
 
-    def take(self, found: Iterable[LoggedRequest | BadLine]) -> None:
+    def take(self, found: Iterable[LoggedRequest | BadLine | BlockColumns]) -> None:
         for each in found:
             if isinstance(each, BadLine):
                 self._loaded.skipped.append(each)
+                continue
+            if isinstance(each, BlockColumns):
+                self._add_columns(each)
                 continue
             at = self._last_at if each.at is None else each.at
             file = each.origin.rpartition(":")[0]
@@ -120,16 +135,35 @@ class _Loader:
             else:
                 self._add_prompt(each, at)
 
-    def _add_blocks(self, logged: LoggedRequest, prompt: BlockIds, at: float) -> None:
+    def _add_columns(self, columns: BlockColumns) -> None:
+        """Add many requests of one file, as one by one."""
+        if columns.origin != self._last_file:
+            self._last_at = columns.at[0]
+        self._loaded.went_back += int((np.diff(columns.at, prepend=self._last_at) < 0).sum())
+        self._last_at, self._last_file = float(columns.at[-1]), columns.origin
+        self._builder(columns.block_size, columns.origin).add_many(
+            columns.ids,
+            columns.lengths,
+            prompt_tokens=columns.prompt_tokens,
+            at=columns.at,
+            scope=columns.scope,
+        )
+
+    def _builder(self, block_size: int, name: str) -> TraceBuilder:
+        """Return what takes blocks of that size; raises ``UsageError`` where it cannot take ``name``'s."""
         builder = self._loaded.builder
         if builder is None:
-            builder = self._loaded.builder = TraceBuilder(prompt.block_size)
-        if prompt.block_size != builder.block_size or self._loaded.prompts:
+            builder = self._loaded.builder = TraceBuilder(block_size)
+        if block_size != builder.block_size or self._loaded.prompts:
             other = "prompts as text" if self._loaded.prompts else f"blocks of {builder.block_size} tokens"
             raise UsageError(
-                f"{logged.request_id} has block ids of {prompt.block_size} tokens, requests before it "
-                f"{other}: they share no cache; replay the files apart"
+                f"{name} has block ids of {block_size} tokens, requests before it {other}: they share no "
+                "cache; replay the files apart"
             )
+        return builder
+
+    def _add_blocks(self, logged: LoggedRequest, prompt: BlockIds, at: float) -> None:
+        builder = self._builder(prompt.block_size, logged.request_id)
         builder.add(
             prompt.ids,
             prompt_tokens=logged.prompt_tokens or len(prompt.ids) * prompt.block_size,

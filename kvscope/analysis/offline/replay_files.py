@@ -1,14 +1,16 @@
 """Reads files and replays them: the whole of ``kvscope replay`` but for its command line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kvscope.analysis.offline.load import Loaded, load
+from kvscope.analysis.offline.importing import logged
+from kvscope.analysis.offline.load import Loaded, load, load_requests
 from kvscope.analysis.offline.replay_blocks import report_on_blocks
 from kvscope.analysis.offline.replay_prompts import report_on_prompts
 from kvscope.analysis.offline.report import Evidence, ReplayOptions, ReplayReport
 from kvscope.cache.policies import POLICIES
 from kvscope.errors import UsageError
+from kvscope.model.prompt_blocks import PromptBlocks
 
 
 def replay_files(paths: Sequence[Path], options: ReplayOptions) -> ReplayReport:
@@ -17,16 +19,40 @@ def replay_files(paths: Sequence[Path], options: ReplayOptions) -> ReplayReport:
     Raises ``UsageError`` for files without requests, sizes that no engine has, a policy that is not known, a
     tokenizer that does not fit the recorded token counts, and a cache smaller than a request.
     """
-    if options.policy not in POLICIES:
-        raise UsageError(f"no policy {options.policy!r}; known are {', '.join(POLICIES)}")
+    _check(options)
     loaded = load(
-        paths, block_size=options.block_size, tokenizer=options.tokenizer, keep_ids=options.per_request
+        paths,
+        block_size=options.block_size,
+        tokenizer=options.tokenizer,
+        keep_ids=options.per_request,
+        watch=options.watch,
     )
+    return replay_loaded(loaded, options)
+
+
+def replay_stored(stored: Iterable[PromptBlocks], options: ReplayOptions) -> ReplayReport:
+    """Replay requests whose block hashes were stored; raises as ``replay_files``."""
+    _check(options)
+    loaded = load_requests(logged(stored), tokenizer=options.tokenizer, keep_ids=options.per_request)
+    if not loaded.prompts and not loaded.builder:
+        raise UsageError(
+            "the store holds no block hashes of prompts: name files to replay, or `kvscope import --blocks` them"
+        )
+    return replay_loaded(loaded, options)
+
+
+def replay_loaded(loaded: Loaded, options: ReplayOptions) -> ReplayReport:
+    """Replay what was loaded, one request at least; raises as ``replay_files``."""
     evidence = Evidence()
     _note_order(loaded, evidence)
     if loaded.builder is not None:
         return report_on_blocks(loaded.builder, loaded, options, evidence)
     return report_on_prompts(loaded, options, evidence)
+
+
+def _check(options: ReplayOptions) -> None:
+    if options.policy not in POLICIES:
+        raise UsageError(f"no policy {options.policy!r}; known are {', '.join(POLICIES)}")
 
 
 def _note_order(loaded: Loaded, evidence: Evidence) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 
 from kvscope.analysis.formats.records import BadLine
+from kvscope.analysis.formats.sources import Watch
 from kvscope.analysis.offline.load import Encoder
 from kvscope.cache.curve import Curve, CurvePoint
 from kvscope.cache.replay import ReplayedRequest
@@ -12,7 +13,10 @@ EXACT, ESTIMATED = "exact", "estimated"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """How to replay. ``num_blocks`` is the engine's count for text and tokens; None means without limit."""
+    """How to replay. ``num_blocks`` is the engine's count for text and tokens; None means without limit.
+
+    ``watch`` hears of the bytes that were read.
+    """
 
     num_blocks: int | None = None
     block_size: int | None = None
@@ -20,6 +24,7 @@ class ReplayOptions:
     curve: bool = False
     per_request: bool = False
     tokenizer: Encoder | None = None
+    watch: Watch | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

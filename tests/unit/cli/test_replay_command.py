@@ -207,7 +207,7 @@ def _any_reason(err: str) -> str:
         (["log", "--blocks", "2"], "has only 1"),
         (["wrong", "--tokenizer", str(DATA / "tokenizer")], "the engine counted 999 prompt tokens for w"),
         (["log", "--tokenizer", "nowhere"], "no tokenizer at nowhere"),
-        ([], "FILES"),
+        (["trace", "--since", "1h"], "--db and --since are of the store"),
     ],
 )
 def test_bad_input_is_one_line(
