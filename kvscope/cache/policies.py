@@ -50,13 +50,14 @@ class Fifo:
 
 
 class _Ranked(ABC):
-    """Gives up the block of the lowest rank."""
+    """Gives up the block of the lowest rank; of equals the one that was used first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._rank: dict[int, tuple[int, int]] = {}
-        self._heap: list[tuple[int, int, int]] = []  # ranks that no longer hold are passed over
+        self._rank: dict[int, tuple[float, int]] = {}
+        self._heap: list[tuple[float, int, int]] = []  # ranks that no longer hold are passed over
         self._uses = itertools.count()
+        self._given_up = 0.0  # the rank of the block that went last
 
     def __contains__(self, block: int) -> bool:
         return block in self._rank
@@ -69,19 +70,65 @@ class _Ranked(ABC):
             first, second, lowest = heapq.heappop(self._heap)
             if self._rank.get(lowest) == (first, second):
                 del self._rank[lowest]
+                self._given_up = first
 
     @abstractmethod
-    def rank(self, block: int, place: int) -> int:
+    def rank(self, block: int, place: int) -> float:
         """Return where the block stands now: the one with the lowest rank goes first."""
 
 
 class Lfu(_Ranked):
-    """Gives up the block with the fewest uses since it came in; of equals the one that was used first."""
+    """Gives up the block with the fewest uses since it came in."""
 
     @override
-    def rank(self, block: int, place: int) -> int:
+    def rank(self, block: int, place: int) -> float:
         known = self._rank.get(block)
         return 1 if known is None else known[0] + 1
+
+
+class Size(_Ranked):
+    """Gives up blocks of large requests first, with ageing: GreedyDual-Size (Cao and Irani, 1997).
+
+    A block is worth 1 ÷ the blocks of the request that used it last, above what the last block to go was
+    worth; so a large prompt does not push out many small ones.
+    """
+
+    def __init__(self, capacity: int, request_blocks: Sequence[int]) -> None:
+        super().__init__(capacity)
+        self._request_blocks = request_blocks  # by place in the trace
+
+    @override
+    def rank(self, block: int, place: int) -> float:
+        return self._given_up + 1 / self._request_blocks[place]
+
+
+class Segmented:
+    """Gives up blocks that were used once before those that were found again: segmented LRU.
+
+    What is found again is protected, up to four fifths of the cache; from there the oldest goes back among
+    the others (Karedla, Love and Wherry, 1994).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._most_protected = capacity * 4 // 5
+        self._protected: OrderedDict[int, None] = OrderedDict()
+        self._others: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._protected or block in self._others
+
+    def use(self, block: int, place: int) -> None:  # noqa: ARG002 - what was used before counts
+        """Use a block; a second time it is protected."""
+        known = block in self
+        self._others.pop(block, None)
+        self._protected.pop(block, None)
+        (self._protected if known else self._others)[block] = None
+        if len(self._protected) > self._most_protected:
+            oldest, _ = self._protected.popitem(last=False)
+            self._others[oldest] = None
+        if len(self._protected) + len(self._others) > self._capacity:
+            self._others.popitem(last=False)
 
 
 class Optimal(_Ranked):
@@ -92,7 +139,7 @@ class Optimal(_Ranked):
         self._next_place = next_place
 
     @override
-    def rank(self, block: int, place: int) -> int:
+    def rank(self, block: int, place: int) -> float:
         return -self._next_place[place]
 
 
@@ -156,6 +203,14 @@ POLICIES = {
     "lru": PolicyInfo(lru_hits, "least recently used first, as vLLM"),
     "lfu": PolicyInfo(_simulated(lambda _, blocks: Lfu(blocks)), "least often used first"),
     "fifo": PolicyInfo(_simulated(lambda _, blocks: Fifo(blocks)), "oldest first"),
+    "size": PolicyInfo(
+        _simulated(lambda trace, blocks: Size(blocks, np.repeat(trace.lengths, trace.lengths).tolist())),
+        "blocks of large requests first, with ageing (GreedyDual-Size)",
+    ),
+    "priority": PolicyInfo(
+        _simulated(lambda _, blocks: Segmented(blocks)),
+        "blocks used once before those found again (segmented LRU)",
+    ),
     "optimal": PolicyInfo(
         _simulated(lambda trace, blocks: Optimal(blocks, _next_places(trace))),
         "used again last first (Belady): a ceiling",

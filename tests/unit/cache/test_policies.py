@@ -24,6 +24,8 @@ ONES = ([1], [2], [1], [3], [2], [1], [1])
         ("lru", [0, 0, 1, 0, 0, 0, 1]),  # 2 goes, then 1
         ("lfu", [0, 0, 1, 0, 0, 1, 1]),  # 2 goes, then 3; 1 was used twice
         ("fifo", [0, 0, 1, 0, 1, 0, 1]),  # 1 goes
+        ("size", [0, 0, 1, 0, 0, 0, 1]),  # requests of one block each: as lru
+        ("priority", [0, 0, 1, 0, 0, 1, 1]),  # 2 goes, then 3; 1 was found again
         ("optimal", [0, 0, 1, 0, 1, 1, 1]),  # 3, never used again, goes at once
         ("infinite", [0, 0, 1, 0, 1, 1, 1]),
     ],
