@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
+Headers = list[tuple[bytes, bytes]]
 
 # RFC 9110, section 7.6.1, and what this hop does itself: framing, and `Expect` (the server here answers it)
 _HOP_BY_HOP = frozenset(
@@ -24,9 +25,11 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_REQUEST_ONLY = _HOP_BY_HOP | {b"host", b"expect", b"x-kvscope-route"}
-_REQUEST_ID = "x-request-id"
-_TRACEPARENT = "traceparent"
+_REQUEST_ONLY = _HOP_BY_HOP | {b"host", b"expect", b"x-kvscope-route", b"x-kvscope-deadline-ms"}
+_REQUEST_ID = b"x-request-id"
+_TRACEPARENT = b"traceparent"
+OBSERVED = b"x-kvscope-observed"
+"""Tells the middleware inside an engine that the gateway has seen a request."""
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _NOT_IN_HEADERS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_TRACE = "0" * 32
@@ -44,7 +47,7 @@ class Identity(NamedTuple):
 
     request_id: str
     trace_id: str | None
-    added: list[tuple[str, str]]
+    added: Headers
     asked_id: str | None = None
 
 
@@ -90,81 +93,91 @@ def first_values(raw: RawHeaders) -> dict[str, str]:
     """Return each header's first value by its lower-case name."""
     values: dict[str, str] = {}
     for name, value in raw:
-        values.setdefault(name.decode("latin-1"), _text(value))
+        values.setdefault(name.decode("latin-1").lower(), text(value))
     return values
 
 
-def upstream_headers(
-    raw: RawHeaders, *, length_known: bool, without: frozenset[bytes] = frozenset()
-) -> list[tuple[str, str]]:
-    """Return the client's headers as they go on; without the length where the client library states it."""
+def onward(raw: RawHeaders, *, host: bytes, without: frozenset[bytes] = frozenset()) -> Headers:
+    """Return the client's headers as they go on to ``host``; ``without`` names in lower case."""
     dropped = _REQUEST_ONLY | _named_by_connection(raw) | without
-    if length_known:
-        dropped |= {b"content-length"}
-    return [(name.decode("latin-1"), _text(value)) for name, value in raw if name not in dropped]
+    return [(b"Host", host), *[row for row in raw if row[0].lower() not in dropped]]
 
 
-def uncompressed(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def sized(headers: Headers, length: int) -> Headers:
+    """Return headers that tell a body's length, where it stood if it did."""
+    value = str(length).encode()
+    told = [(name, value if name.lower() == b"content-length" else old) for name, old in headers]
+    known = any(name.lower() == b"content-length" for name, _ in headers)
+    return told if known else [*told, (b"Content-Length", value)]
+
+
+def uncompressed(headers: Headers) -> Headers:
     """Return headers that ask for an answer that can be read: what was asked for must be taken out again."""
-    kept = [(name, value) for name, value in headers if name != "accept-encoding"]
-    return [*kept, ("accept-encoding", "identity")]
+    kept = [row for row in headers if row[0].lower() != b"accept-encoding"]
+    return [*kept, (b"accept-encoding", b"identity")]
 
 
-def client_headers(
-    raw: RawHeaders, *, engine: str, length_changes: bool = False
-) -> list[tuple[bytes, bytes]]:
+def client_headers(raw: RawHeaders, *, engine: str, length_changes: bool = False) -> Headers:
     """Return the server's headers as they go back, without the length where the body may change.
 
     A redirect to ``engine`` itself leads through the gateway again: the client may not reach the engine.
     """
-    own = f"{engine}/".encode()
-    lowered = [
-        (lower, value[len(own) - 1 :] if lower == b"location" and value.startswith(own) else value)
-        for lower, value in ((name.lower(), value) for name, value in raw)
-    ]
-    dropped = _HOP_BY_HOP | _named_by_connection(lowered)
+    dropped = _HOP_BY_HOP | _named_by_connection(raw)
     if length_changes:
         dropped |= {b"content-length"}
-    return [(name, value) for name, value in lowered if name not in dropped]
+    kept: Headers = []
+    for name, value in raw:
+        lower = name.lower()
+        if lower not in dropped:
+            kept.append((name, _place(value, engine) if lower == b"location" else value))
+    return kept
 
 
-def identify(headers: Mapping[str, str], body: Mapping[str, Any] | None, used: UsedIds) -> Identity:
+def _place(value: bytes, engine: str) -> bytes:
+    own = f"{engine}/".encode()
+    return value[len(own) - 1 :] if value.startswith(own) else value
+
+
+def identify(raw: RawHeaders, body: Mapping[str, Any] | None, used: UsedIds) -> Identity:
     """Return the request's ids: the client's own where it sent them, else new ones.
 
     vLLM takes the id from the header, else from the body's ``request_id``; a new header would hide that, so
     there is one only where the client's id was used before.
     """
-    added: list[tuple[str, str]] = []
+    added: Headers = []
     asked_id: str | None = None
-    own = headers.get(_REQUEST_ID)
+    told = {name.lower(): value for name, value in reversed(list(raw))}
     # servers read the bytes of a header as Latin-1, and so does the engine's span
-    own = own.encode("utf-8", "surrogatepass").decode("latin-1") if own else (body or {}).get("request_id")
+    own = told.get(_REQUEST_ID, b"").decode("latin-1") or (body or {}).get("request_id")
     if isinstance(own, str) and own:
         request_id = used.unused(own)
         if request_id != own:
             asked_id = own
-            added.append((_REQUEST_ID, request_id))
+            added.append((_REQUEST_ID, id_bytes(request_id)))
     else:
         request_id = uuid.uuid4().hex
-        added.append((_REQUEST_ID, request_id))
-    parent = headers.get(_TRACEPARENT)
+        added.append((_REQUEST_ID, request_id.encode()))
+    parent = told.get(_TRACEPARENT)
     trace_id: str | None
     if parent is None:
-        trace_id = secrets.token_hex(16)
-        added.append((_TRACEPARENT, f"00-{trace_id}-{secrets.token_hex(8)}-01"))
+        drawn = secrets.token_hex(24)
+        trace_id = drawn[:32]
+        added.append((_TRACEPARENT, f"00-{trace_id}-{drawn[32:]}-01".encode()))
     else:
-        found = _TRACE.fullmatch(parent.strip())
+        found = _TRACE.fullmatch(parent.decode("latin-1").strip())
         trace_id = found[1] if found and found[1] != _NO_TRACE else None
     return Identity(request_id, trace_id, added, asked_id)
 
 
-def replaced(headers: list[tuple[bytes, bytes]], was: str, own: str) -> list[tuple[bytes, bytes]]:
+def replaced(headers: Headers, was: str, own: str) -> Headers:
     """Return an answer's headers with the client's id where the server says back the one that it was sent.
 
     vLLM does so with ``--enable-request-id-headers``.
     """
-    name, sent = _REQUEST_ID.encode(), id_bytes(own)
-    return [(key, id_bytes(was) if key == name and value == sent else value) for key, value in headers]
+    name, sent = _REQUEST_ID, id_bytes(own)
+    return [
+        (key, id_bytes(was) if value == sent and key.lower() == name else value) for key, value in headers
+    ]
 
 
 def id_bytes(request_id: str) -> bytes:
@@ -183,12 +196,15 @@ def header_value(text: str) -> bytes:
 
 def _named_by_connection(raw: RawHeaders) -> frozenset[bytes]:
     return frozenset(
-        word.strip().lower() for name, value in raw if name == b"connection" for word in value.split(b",")
+        word.strip().lower()
+        for name, value in raw
+        if name.lower() == b"connection"
+        for word in value.split(b",")
     )
 
 
-def _text(value: bytes) -> str:
-    """Decode a header so that the client library's UTF-8 gives the same bytes again where it can."""
+def text(value: bytes) -> str:
+    """Decode a header: as UTF-8 where it is, else as Latin-1, which takes all bytes."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -1,88 +1,285 @@
-"""The client's side of one exchange: its body, and whether it is still there."""
+"""The clients' side: requests as they are read from a connection, and the answers that are written to it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
-from collectors.gateway.errors import BodyTooLargeError, ClientGoneError
+import httptools
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+from collectors.gateway.errors import BadRequestError, BodyTooLargeError
+from collectors.gateway.headers import Headers
+from collectors.gateway.wire import (
+    HEAD_BYTES,
+    LAST_CHUNK,
+    Framing,
+    answer_head,
+    chunk,
+    framing_of,
+    request_head,
+)
 
-
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """Return the whole body; raises ``BodyTooLargeError`` or ``ClientGoneError``."""
-    parts: list[bytes] = []
-    left = limit
-    async for part in body_parts(receive):
-        left -= len(part)
-        if left < 0:
-            raise BodyTooLargeError
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+_WAITING_BYTES = 2**18  # of a body that is passed on while it comes
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BODILESS = (204, 304)
 
 
-async def body_parts(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the body as it comes; raises ``ClientGoneError`` where it breaks off."""
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        more = message.get("more_body", False)
-        if part := message.get("body", b""):
-            yield part
+class Source(Protocol):
+    """What an answer comes from; it waits while the client reads slowly."""
+
+    def pause_reading(self) -> None:
+        """Take nothing more for now."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Go on."""
+        ...
 
 
-class Upload:
-    """A body that is passed on while it comes; ``taken`` is set once all of it was read."""
+class Exchange:
+    """One request of a client, and the way of the answer back to it.
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.taken = asyncio.Event()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in body_parts(self._receive):
-            yield part
-        self.taken.set()
-
-
-class WhileConnected:
-    """Cancels the work inside it when the client goes away, and raises ``ClientGoneError`` instead.
-
-    Listens once the body was read: until then the client's absence shows while reading.
+    The answer's ``write`` never waits: ``source`` is told to pause while the client reads slowly.
     """
 
-    def __init__(self, receive: Receive, upload: Upload | None = None) -> None:
-        self._receive = receive
-        self._upload = upload
-        self._gone = False
+    __slots__ = (
+        "_body",
+        "_chunked",
+        "_expects",
+        "_held_back",
+        "_http11",
+        "_size",
+        "_transport",
+        "_waiter",
+        "complete",
+        "finished",
+        "headers",
+        "keep_alive",
+        "method",
+        "source",
+        "started",
+        "target",
+        "tunnel",
+    )
 
-    async def __aenter__(self) -> Self:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("needs a running task")
-        self._task = task
-        self._cancelling = task.cancelling()
-        self._watcher = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, method: bytes, target: bytes, headers: Headers, *, http11: bool, keep_alive: bool, tunnel: bool
     ) -> None:
-        self._watcher.cancel()
-        if self._gone and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise ClientGoneError from error
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.keep_alive = keep_alive
+        self.tunnel = tunnel  # the client wants to speak WebSocket
+        self.complete = False  # the whole request was read
+        self.started = False
+        self.finished = False
+        self.source: Source | None = None
+        self._http11 = http11
+        self._chunked = False
+        self._body: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._held_back = False
+        self._transport: Any = None
+        self._expects = any(name.lower() == b"expect" for name, _ in headers)
 
-    async def _watch(self) -> None:
-        if self._upload is not None:
-            await self._upload.taken.wait()
+    @property
+    def path(self) -> str:
+        """The path as sent, without its query."""
+        return self.target.partition(b"?")[0].decode("latin-1")
+
+    def attach(self, transport: Any) -> None:
+        """Say where the answer goes."""
+        self._transport = transport
+
+    def take(self, data: bytes) -> None:
+        """Note a part of the body."""
+        self._body.append(data)
+        self._size += len(data)
+        self._wake()
+
+    def take_end(self) -> None:
+        """Note the end of the body."""
+        self.complete = True
+        self._wake()
+
+    def rest(self) -> bytes:
+        """Return what has come behind the head of a request for a tunnel."""
+        return b"".join(self._body)
+
+    async def body(self, limit: int) -> bytes:
+        """Return the whole body; raises ``BodyTooLargeError`` as soon as it is known to be too large."""
+        if any(_length(value) > limit for name, value in self.headers if name.lower() == b"content-length"):
+            raise BodyTooLargeError
+        while not self.complete:
+            if self._size > limit:
+                raise BodyTooLargeError
+            await self._more()
+        if self._size > limit:
+            raise BodyTooLargeError
+        return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the body as it comes; the client is held back while nobody asks for more."""
         while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                break
-        self._gone = True
-        self._task.cancel()
+            while self._body:
+                part = self._body.pop(0)
+                self._size -= len(part)
+                yield part
+            if self.complete:
+                return
+            await self._more()
+
+    def hold_back(self) -> None:
+        """Read no more of a body that comes quicker than it is passed on."""
+        if self._size > _WAITING_BYTES and not self.complete and self._waiter is None:
+            self._held_back = True
+            self._transport.pause_reading()
+
+    def start(self, status: int, reason: bytes, headers: Headers, framing: Framing) -> None:
+        """Begin the answer. Where it ends with its connection, the client's is closed too or chunked."""
+        self.started = True
+        if self.method == b"HEAD" or status in _BODILESS:
+            framing = Framing.NONE
+        if framing in {Framing.CHUNKED, Framing.CLOSE}:
+            self._chunked = self._http11
+            self.keep_alive = self.keep_alive and self._http11
+        rows = [*headers, (b"transfer-encoding", b"chunked")] if self._chunked else headers
+        if not self.keep_alive:
+            rows = [*rows, (b"connection", b"close")]
+        elif not self._http11:
+            rows = [*rows, (b"connection", b"keep-alive")]
+        self._transport.write(answer_head(status, reason, rows))
+
+    def write(self, data: bytes) -> None:
+        """Send a part of the answer's body."""
+        if data:
+            self._transport.write(chunk(data) if self._chunked else data)
+
+    def finish(self) -> None:
+        """End the answer."""
+        self.finished = True
+        if self._chunked:
+            self._transport.write(LAST_CHUNK)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _more(self) -> None:
+        if self._expects:
+            self._expects = False
+            self._transport.write(_CONTINUE)
+        if self._held_back:
+            self._held_back = False
+            self._transport.resume_reading()
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+class RequestReader:
+    """Makes exchanges of a client's bytes; hands each on as soon as its head is read."""
+
+    def __init__(self, begun: Callable[[Exchange], None]) -> None:
+        self._begun = begun
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: Headers = []
+        self._head_bytes = 0
+        self._in_head = False
+        self._exchange: Exchange | None = None
+        self._other_protocol = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what has come; returns what follows the head of a request for a WebSocket.
+
+        Raises ``BadRequestError`` for what is not HTTP or has too long a head.
+        """
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            if not self._other_protocol:
+                return rest
+            self._without_upgrade(rest)
+        except httptools.HttpParserError as error:
+            raise BadRequestError(f"this is not an HTTP/1.1 request: {_cause(error)}") from error
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                raise BadRequestError(f"the request's head is longer than {HEAD_BYTES} bytes", 431)
+        return b""
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._target, self._headers, self._head_bytes, self._in_head = b"", [], 0, True
+
+    def on_url(self, part: bytes) -> None:
+        """A part of the target, which may come in several."""
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; those behind the body (trailers) end here."""
+        if self._in_head:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._in_head = False
+        parser = self._parser
+        upgrade = parser.should_upgrade()
+        if upgrade and not self._wants_websocket():
+            self._other_protocol = True
+            return
+        self._exchange = Exchange(
+            parser.get_method(),
+            self._target,
+            self._headers,
+            http11=parser.get_http_version() == "1.1",
+            keep_alive=parser.should_keep_alive(),
+            tunnel=upgrade,
+        )
+        self._begun(self._exchange)
+
+    def on_body(self, data: bytes) -> None:
+        """A part of the body."""
+        if self._exchange is not None:
+            self._exchange.take(data)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._exchange is not None:
+            self._exchange.take_end()
+            self._exchange = None
+
+    def _wants_websocket(self) -> bool:
+        return any(
+            name.lower() == b"upgrade" and value.strip().lower() == b"websocket"
+            for name, value in self._headers
+        )
+
+    def _without_upgrade(self, rest: bytes) -> None:
+        """Read a request that offers another protocol (h2c) as if it did not: RFC 9110, section 7.8."""
+        self._other_protocol = False
+        kept = [row for row in self._headers if row[0].lower() not in {b"upgrade", b"connection"}]
+        head = request_head(self._parser.get_method(), self._target, kept)
+        self._parser = httptools.HttpRequestParser(self)
+        self.feed(head + rest)
+
+
+def has_body(exchange: Exchange) -> bool:
+    """Tell whether the request announces a body."""
+    framing = framing_of(exchange.headers, otherwise=Framing.NONE)
+    if framing is not Framing.LENGTH:
+        return framing is Framing.CHUNKED
+    return any(_length(value) for name, value in exchange.headers if name.lower() == b"content-length")
+
+
+def _length(value: bytes) -> int:
+    return int(value) if value.strip().isdigit() else 0
+
+
+def _cause(error: BaseException) -> str:
+    return str(error).strip() or type(error).__name__

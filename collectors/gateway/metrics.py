@@ -32,6 +32,12 @@ class GatewayMetrics:
         self.lost_records = Counter(
             "kvscope_gateway_lost_records", "Records that the queue would not take.", registry=registry
         )
+        self.late = Counter(
+            "kvscope_gateway_late",
+            "Requests whose first token was foretold to miss their deadline, by what was done.",
+            ["action"],
+            registry=registry,
+        )
         self._fail_open = Counter(
             "kvscope_gateway_fail_open",
             "Failures beside the traffic; the request went on without that part.",

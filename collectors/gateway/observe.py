@@ -1,55 +1,31 @@
 """Reads times, usage and the end of an answer from its bytes while they pass."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
+from collectors.gateway.dialects import DIALECTS, Dialect, choices_of, take_openai_usage
+from collectors.gateway.observation import Observation
 from collectors.gateway.sse import EventSplitter, Piece, event_data
 from collectors.gateway.usage import UsageStripper
 
-_RUNNING = b'"finish_reason":null'  # inside a JSON string the quotes would be escaped
-_USAGE = b'"usage":{'
 _DONE = b"[DONE]"  # not JSON: passed over without an attempt to read it
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Observation:
-    """What an answer told; None where it did not. Times are in seconds of the monotonic clock."""
-
-    first_content_at: float | None = None
-    gaps_seconds: list[float] | None = None
-    finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    fingerprint: str | None = None
-    fingerprint_told: bool = False  # a last chunk, which holds it where the server has one, was seen
-    failed: bool = False  # the answer itself tells of an error
-    unread: int = 0  # events on which the observer failed; they passed all the same
-
-    def take_usage(self, usage: Any) -> None:
-        """Note the tokens that an OpenAI ``usage`` object tells."""
-        if not isinstance(usage, dict):
-            return
-        self.prompt_tokens = _count(usage.get("prompt_tokens"))
-        self.output_tokens = _count(usage.get("completion_tokens"))
-        details = usage.get("prompt_tokens_details")
-        # vLLM up to 0.23 says null for "none cached" and for "not told": both stay unknown
-        self.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-
-    def take_fingerprint(self, chunk: Mapping[str, Any]) -> None:
-        """Note the server's fingerprint, or that a usage object came without one."""
-        fingerprint = chunk.get("system_fingerprint")
-        if isinstance(fingerprint, str):
-            self.fingerprint, self.fingerprint_told = fingerprint, True
-        elif chunk.get("usage") and not chunk.get("choices"):
-            self.fingerprint_told = True
+_EVENT_STREAM = "text/event-stream"
 
 
 class Observer(Protocol):
     """Sees an answer's bytes in order and says which of them the client gets."""
+
+    @property
+    def streaming(self) -> bool:
+        """Whether it reads events, among which an error can be told."""
+        ...
+
+    @property
+    def strips(self) -> bool:
+        """Whether the client may get less than came."""
+        ...
 
     def feed(self, data: bytes, at: float) -> bytes:
         """Note ``data``, received ``at``, and return what goes to the client now."""
@@ -71,12 +47,22 @@ class Observer(Protocol):
 class StreamObserver:
     """Observes server-sent events; ``stripper`` is given where usage must be taken out again."""
 
-    def __init__(self, *, single: bool, stripper: UsageStripper | None) -> None:
+    streaming = True
+
+    def __init__(self, dialect: Dialect, *, single: bool, stripper: UsageStripper | None) -> None:
+        self._dialect = dialect
+        self._running = dialect.running
+        self._usage_mark = dialect.usage_mark
         self._splitter = EventSplitter()
         self._stripper = stripper
         self._seen = Observation(gaps_seconds=[] if single else None)
         self._last_at = 0.0
         self._last_usage: bytes | None = None
+
+    @property
+    def strips(self) -> bool:
+        """Whether usage is taken out."""
+        return self._stripper is not None
 
     def feed(self, data: bytes, at: float) -> bytes:
         """Note the events that ``data`` completes."""
@@ -103,12 +89,12 @@ class StreamObserver:
             chunk = _decode(event_data(self._last_usage))
             self._last_usage = None
             if chunk is not None:
-                seen.take_usage(chunk.get("usage"))
+                take_openai_usage(seen, chunk.get("usage"))
         return seen
 
     def _note_and_strip(self, piece: Piece, at: float, stripper: UsageStripper) -> bytes:
         chunk = self._safely_note(piece, at)
-        terminal = chunk is not None and any(choice.get("finish_reason") for choice in _choices(chunk))
+        terminal = chunk is not None and any(choice.get("finish_reason") for choice in choices_of(chunk))
         return stripper.pass_on(piece, chunk=chunk, terminal=terminal)
 
     def _safely_note(self, piece: Piece, at: float) -> dict[str, Any] | None:
@@ -125,30 +111,19 @@ class StreamObserver:
         if not piece.whole:
             self._content(at)
             return None
-        told = _USAGE in raw
+        told = self._usage_mark is not None and self._usage_mark in raw
         if told:
             self._last_usage = raw
-        if _RUNNING in raw and not told and self._seen.first_content_at is not None:
+        elif self._running in raw and self._seen.first_content_at is not None:
             self._content(at)
             return None
         data = event_data(raw)
         if not data or data == _DONE:
             return None
         chunk = _decode(data)
-        if chunk is not None:
-            self._note_chunk(chunk, at)
-        return chunk
-
-    def _note_chunk(self, chunk: Mapping[str, Any], at: float) -> None:
-        if chunk.get("error"):
-            self._seen.failed = True
-        self._seen.take_fingerprint(chunk)
-        choices = _choices(chunk)
-        if any(map(_has_content, choices)):
+        if chunk is not None and self._dialect.note_event(self._seen, chunk):
             self._content(at)
-        for choice in choices:
-            if isinstance(reason := choice.get("finish_reason"), str):
-                self._seen.finish_reason = reason
+        return chunk
 
     def _content(self, at: float) -> None:
         """Note content that came ``at``; events of one read came at one time."""
@@ -162,7 +137,11 @@ class StreamObserver:
 class AnswerObserver:
     """Observes an answer that comes as one JSON document, up to ``limit`` bytes."""
 
-    def __init__(self, limit: int) -> None:
+    streaming = False
+    strips = False
+
+    def __init__(self, dialect: Dialect, limit: int) -> None:
+        self._dialect = dialect
         self._left = limit
         self._parts: list[bytes] = []
         self._seen = Observation()
@@ -182,12 +161,7 @@ class AnswerObserver:
         answer = _decode(b"".join(self._parts)) if self._left >= 0 else None
         self._parts.clear()
         if answer is not None:
-            self._seen.take_usage(answer.get("usage"))
-            self._seen.failed = bool(answer.get("error"))
-            self._seen.take_fingerprint(answer)
-            for choice in _choices(answer):
-                if isinstance(reason := choice.get("finish_reason"), str):
-                    self._seen.finish_reason = reason
+            self._dialect.note_answer(self._seen, answer)
         return b""
 
     def broken(self) -> bytes:
@@ -207,18 +181,18 @@ def _decode(data: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
-    choices = chunk.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-
-
-def _has_content(choice: Mapping[str, Any]) -> bool:
-    """Tell whether a choice holds output: text, reasoning, tool calls or token ids, not a role alone."""
-    delta = choice.get("delta")
-    if isinstance(delta, dict) and any(value for key, value in delta.items() if key != "role"):
-        return True
-    return bool(choice.get("text") or choice.get("token_ids"))
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+def observer_of(
+    api: str,
+    headers: Mapping[str, str],
+    *,
+    single: bool,
+    stripper: UsageStripper | None,
+    limit: int,
+) -> StreamObserver | AnswerObserver | None:
+    """Return what reads an answer with these headers (lower-case names); nothing reads a compressed one."""
+    if headers.get("content-encoding", "identity") != "identity":
+        return None
+    dialect = DIALECTS[api]
+    if headers.get("content-type", "").startswith(_EVENT_STREAM):
+        return StreamObserver(dialect, single=single, stripper=stripper)
+    return AnswerObserver(dialect, limit)

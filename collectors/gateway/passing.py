@@ -1,79 +1,104 @@
 """Passes any request on and its answer back, both as they come."""
 
-import asyncio
-from collections.abc import Iterable
+import http
+from collections.abc import AsyncIterator
 
-import aiohttp
-
-from collectors.gateway.errors import ClientGoneError, error_body, upstream_error
-from collectors.gateway.headers import client_headers, upstream_headers
-from collectors.gateway.incoming import Receive, Scope, Send, Upload, WhileConnected
+from collectors.gateway.errors import UpstreamError, error_body
+from collectors.gateway.headers import Headers, client_headers, onward
+from collectors.gateway.incoming import Exchange, Source, has_body
+from collectors.gateway.outgoing import Answer
+from collectors.gateway.replica import Replica
+from collectors.gateway.routing import Routable
 from collectors.gateway.upstream import Upstreams
+from collectors.gateway.wire import LAST_CHUNK, Framing, chunk, framing_of, request_head
 
-UPSTREAM_FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+_REPEATABLE = (b"GET", b"HEAD", b"OPTIONS")
 
 
-async def pass_through(scope: Scope, receive: Receive, send: Send, upstreams: Upstreams) -> None:
+class _Passage:
+    """One request that passes unread, and the way of its answer."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._engine = ""
+        self._framing = framing_of(exchange.headers, otherwise=Framing.NONE)
+        self._upload = has_body(exchange)
+
+    @property
+    def begun(self) -> bool:
+        """Whether an answer has begun."""
+        return self._exchange.started
+
+    async def send(self, replica: Replica) -> None:
+        """Send it to a server."""
+        exchange = self._exchange
+        self._engine = replica.url
+        headers = onward(exchange.headers, host=replica.host)
+        if self._framing is Framing.CHUNKED:
+            headers.append((b"Transfer-Encoding", b"chunked"))
+        head = request_head(exchange.method, replica.target(exchange.target), headers)
+        await replica.exchange(
+            head, self._parts() if self._upload else b"", self, head_only=exchange.method == b"HEAD"
+        )
+
+    def head(self, answer: Answer, source: Source) -> None:
+        """Begin the client's answer."""
+        self._exchange.source = source
+        headers = client_headers(answer.headers, engine=self._engine)
+        self._exchange.start(answer.status, answer.reason, headers, answer.framing)
+
+    def part(self, data: bytes, at: float) -> None:
+        """Pass a part on."""
+        del at
+        self._exchange.write(data)
+
+    def end(self) -> None:
+        """End the client's answer."""
+        self._exchange.finish()
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        chunked = self._framing is Framing.CHUNKED
+        async for part in self._exchange.parts():
+            yield chunk(part) if chunked else part
+        if chunked:
+            yield LAST_CHUNK
+
+
+async def pass_through(exchange: Exchange, upstreams: Upstreams) -> None:
     """Pass one exchange through, unread. An answer that breaks off breaks off for the client too."""
-    raw = scope["headers"]
-    upload = Upload(receive) if _has_body(raw) else None
-    engine = upstreams.choose(scope["path"])
-    started = False
+    replicas = upstreams.choose(Routable(key=exchange.path))
+    again = exchange.method in _REPEATABLE and not has_body(exchange)
     try:
-        async with WhileConnected(receive, upload):
-            headers = upstream_headers(raw, length_known=upload is None)
-            answer = await upstreams.send(scope["method"], target_url(scope, engine), headers, upload)
-            try:
-                started = True
-                await start_answer(send, answer.status, client_headers(answer.raw_headers, engine=engine))
-                async for data, _ in answer.content.iter_chunks():
-                    if data:
-                        await send_part(send, data)
-                await send_part(send, b"", last=True)
-            finally:
-                answer.close()
-    except ClientGoneError:
-        return
-    except UPSTREAM_FAILURES as error:
-        if not started:
-            await send_error(send, *upstream_error(error, engine))
+        await upstreams.deliver(_Passage(exchange), replicas, again=again, chosen=_nothing)
+    except UpstreamError as error:
+        if not exchange.started:
+            send_error(exchange, error)
 
 
-def target_url(scope: Scope, engine: str) -> str:
-    """Return the request's path and query, as sent, at ``engine``."""
-    path = scope.get("raw_path") or scope["path"].encode()
-    query = scope.get("query_string") or b""
-    target = path.decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
-    return f"{engine}{target}" if target.startswith("/") else f"{engine}/{target}"
+def send_error(exchange: Exchange, error: UpstreamError, headers: Headers | None = None) -> None:
+    """Answer that no answer comes from the server."""
+    send_refusal(exchange, str(error), error.kind, error.code, headers)
 
 
-async def start_answer(send: Send, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Send the status line and the headers."""
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-
-
-async def send_part(send: Send, data: bytes, *, last: bool = False) -> None:
-    """Send a part of the answer's body; waits while the client reads slowly."""
-    await send({"type": "http.response.body", "body": data, "more_body": not last})
-
-
-async def send_error(
-    send: Send,
+def send_refusal(
+    exchange: Exchange,
     message: str,
     kind: str,
     code: int,
-    headers: Iterable[tuple[bytes, bytes]] = (),
+    headers: Headers | None = None,
     *,
     param: str | None = None,
 ) -> None:
-    """Answer with an error in vLLM's form."""
+    """Answer with an error in vLLM's form; ``param`` is the key of the request's body that is at fault."""
     body = error_body(message, kind, code, param)
     framing = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await start_answer(send, code, [*framing, *headers])
-    await send_part(send, body, last=True)
+    reason = http.HTTPStatus(code).phrase.encode()
+    exchange.start(code, reason, [*framing, *(headers or [])], Framing.LENGTH)
+    if exchange.method != b"HEAD":
+        exchange.write(body)
+    exchange.finish()
 
 
-def _has_body(raw: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in raw
-    )
+def _nothing(replica: Replica) -> None:
+    """Nothing is noted of requests that pass unread."""
+    del replica

@@ -1,22 +1,19 @@
 """Relays one answer to the client while it is observed."""
 
-from collections.abc import Callable
-
-import aiohttp
-
 from collectors.gateway.call import Call, now
-from collectors.gateway.errors import error_event
-from collectors.gateway.headers import client_headers, header_value, id_bytes, replaced
-from collectors.gateway.incoming import Send
-from collectors.gateway.observe import AnswerObserver, Observation, Observer, StreamObserver
-from collectors.gateway.passing import send_error, send_part, start_answer
-from collectors.gateway.usage import UsageStripper
+from collectors.gateway.dialects import DIALECTS
+from collectors.gateway.errors import UpstreamError, error_event
+from collectors.gateway.headers import Headers, client_headers, header_value, id_bytes, replaced
+from collectors.gateway.incoming import Exchange, Source
+from collectors.gateway.intake import Intake
+from collectors.gateway.metrics import GatewayMetrics
+from collectors.gateway.observation import Observation
+from collectors.gateway.observe import Observer
+from collectors.gateway.outgoing import Answer
+from collectors.gateway.passing import send_error, send_refusal
+from collectors.gateway.wire import Framing
 from kvscope.model.request import Status
-
-_EVENT_STREAM = "text/event-stream"
-_LAST_EVENT = b"[DONE]\n\n"
-
-Record = Callable[[Call, Observation], None]
+from kvscope.prompts.transforms import AS_SENT
 
 
 class Relay:
@@ -26,102 +23,123 @@ class Relay:
     client can know that it has all: a request that was answered in full has a record, whatever happens next.
     """
 
-    def __init__(
-        self, call: Call, send: Send, answer_limit: int, fingerprint: str | None, record: Record
-    ) -> None:
+    def __init__(self, call: Call, exchange: Exchange, intake: Intake, metrics: GatewayMetrics) -> None:
         self._call = call
-        self._record = record
-        self._send = send
-        self._answer_limit = answer_limit
-        self._fingerprint = fingerprint
+        self._exchange = exchange
+        self._intake = intake
+        self._metrics = metrics
         self._observer: Observer | None = None
-        self._started = False
-        self._streaming = False
-        self._held = b""  # perhaps the last bytes
+        self._status = 0
+        self._first = True
         self._ends_whole = True  # what the client got ends with a whole event
+        self._faulty = False
+        self._streaming = False
+        self._last = DIALECTS[call.api].last
+        self._held = b""  # perhaps the last bytes
+        self._whole = False  # all has come
+
+    @property
+    def begun(self) -> bool:
+        """Whether the client's answer has begun."""
+        return self._exchange.started
 
     def observation(self) -> Observation:
         """Return what was seen of the answer so far."""
         return Observation() if self._observer is None else self._observer.observed()
 
-    async def run(self, answer: aiohttp.ClientResponse) -> None:
-        """Relay the answer to its end and settle the call's status."""
-        self._observer = self._observer_of(answer)
-        self._started = True
-        stripping = self._streaming and self._call.asked_usage
-        headers = client_headers(answer.raw_headers, engine=self._call.engine, length_changes=stripping)
-        if self._call.asked_id is not None:
-            headers = replaced(headers, self._call.asked_id, self._call.request_id)
-        await start_answer(self._send, answer.status, [*headers, *self._own_headers()])
-        first = True
-        async for data, _ in answer.content.iter_chunks():
-            at = now()
-            passed = data if self._observer is None else self._observer.feed(data, at)
-            if passed:
-                await self._pass(passed)
-            if first:
-                first = False
-                self._call.overhead_seconds += now() - at
-        tail = b"" if self._observer is None else self._observer.end()
-        self._call.answered(answer.status, self.observation())
-        self._record(self._call, self.observation())
-        await send_part(self._send, self._held + tail, last=True)
+    def head(self, answer: Answer, source: Source) -> None:
+        """Begin the client's answer."""
+        call = self._call
+        with self._metrics.fail_open("observer"):
+            self._observer = self._intake.observer(call, answer.headers)
+        self._streaming = self._observer is not None and self._observer.streaming
+        self._exchange.source = source
+        self._status = answer.status
+        strips = self._observer is not None and self._observer.strips
+        headers = client_headers(answer.headers, engine=call.engine, length_changes=strips)
+        framing = answer.framing
+        if strips and framing is Framing.LENGTH:
+            framing = Framing.CHUNKED
+        if call.asked_id is not None:
+            headers = replaced(headers, call.asked_id, call.request_id)
+        self._exchange.start(answer.status, answer.reason, [*headers, *self._own_headers()], framing)
 
-    async def fail(self, message: str, kind: str, code: int) -> None:
+    def part(self, data: bytes, at: float) -> None:
+        """Pass on what the observer leaves of a part."""
+        if self._observer is not None and not self._faulty:
+            data = self._observed(self._observer, data, at)
+        if self._held:
+            data, self._held = self._held + data, b""
+        if data:
+            if not self._streaming or self._last in data:
+                self._held = data
+            else:
+                self._write(data)
+        if self._first:
+            self._first = False
+            self._call.overhead_seconds += now() - at
+
+    def end(self) -> None:
+        """End the client's answer and settle the call's status."""
+        if self._observer is not None and not self._faulty:
+            with self._metrics.fail_open("observer"):
+                self._held += self._observer.end()
+        self._whole = True
+        self._call.answered(self._status, self.observation())
+
+    def release(self) -> None:
+        """Send what waited for the record to be kept, and end the client's answer."""
+        if self._whole:
+            self._write(self._held)
+            self._exchange.finish()
+
+    def fail(self, error: UpstreamError) -> None:
         """Tell the client that the answer does not come, or not to its end.
 
         A document that has begun is left unfinished: the closing connection says it.
         """
-        if not self._started:
-            await send_error(self._send, message, kind, code, self._own_headers())
-        elif self._streaming:
-            await self._pass(b"")
-            waiting = b"" if self._observer is None else self._observer.broken()
+        exchange = self._exchange
+        if not exchange.started:
+            send_error(exchange, error, self._own_headers())
+        elif self._streaming and self._observer is not None:
+            waiting = self._held + self._observer.broken()
             separator = b"" if self._ends_whole else b"\n\n"
-            event = waiting + separator + error_event(message, kind, code)
-            await send_part(self._send, event, last=True)
+            exchange.write(waiting + separator + error_event(str(error), error.kind, error.code))
+            exchange.finish()
         else:
-            await self._pass(b"")
+            self._write(self._held)
 
-    async def refuse_size(self, limit: int) -> None:
-        """Answer that the body is larger than the gateway takes."""
+    def refuse(
+        self,
+        message: str,
+        kind: str,
+        code: int,
+        headers: Headers | None = None,
+        *,
+        param: str | None = None,
+    ) -> None:
+        """Answer in the server's place that the request is not sent."""
         self._call.status = Status.REJECTED
-        message = f"the body is larger than {limit} bytes; send a smaller one or raise body_limit_bytes"
-        await send_error(self._send, message, "RequestEntityTooLarge", 413, self._own_headers())
+        rows = [*(headers or []), *self._own_headers()]
+        send_refusal(self._exchange, message, kind, code, rows, param=param)
 
-    async def refuse(self, message: str, param: str) -> None:
-        """Answer that the request is wrong at ``param``, a key of its body."""
-        self._call.status = Status.REJECTED
-        await send_error(self._send, message, "BadRequestError", 400, self._own_headers(), param=param)
+    def _write(self, data: bytes) -> None:
+        self._ends_whole = data.endswith((b"\n\n", b"\r\n\r\n"))
+        self._exchange.write(data)
 
-    async def _pass(self, data: bytes) -> None:
-        """Send what waits and ``data``, or let it wait where it may be the last."""
-        ready, self._held = self._held, b""
-        if data and (not self._streaming or data.endswith(_LAST_EVENT)):
-            self._held = data
-        else:
-            ready += data
-        if ready:
-            self._ends_whole = ready.endswith((b"\n\n", b"\r\n\r\n"))
-            await send_part(self._send, ready)
+    def _observed(self, observer: Observer, data: bytes, at: float) -> bytes:
+        """Return what the client gets of ``data``; an observer that fails is asked no more."""
+        try:
+            return observer.feed(data, at)
+        except Exception as error:  # noqa: BLE001 - the stream goes on whatever fails beside it
+            self._faulty = True
+            self._metrics.failed_open("observer", type(error).__name__)
+            return observer.broken() + data
 
-    def _observer_of(self, answer: aiohttp.ClientResponse) -> Observer | None:
-        """Return what reads this answer; nothing reads a compressed one."""
-        if answer.headers.get("Content-Encoding", "identity") != "identity":
-            return None
-        self._streaming = answer.headers.get("Content-Type", "").startswith(_EVENT_STREAM)
-        single = self._call.choices == 1
-        if not self._streaming:
-            return AnswerObserver(self._answer_limit)
-        stripper = (
-            UsageStripper(may_wait=single, fingerprint=self._fingerprint) if self._call.asked_usage else None
-        )
-        return StreamObserver(single=single, stripper=stripper)
-
-    def _own_headers(self) -> list[tuple[bytes, bytes]]:
+    def _own_headers(self) -> Headers:
         call = self._call
         own = {
-            b"x-kvscope-route": call.route,
+            b"x-kvscope-layout": None if call.layout == AS_SENT else call.layout,
             b"x-kvscope-experiment": call.decision.experiment,
             b"x-kvscope-arm": call.decision.arm,
         }

@@ -1,113 +1,157 @@
-"""The connection pool towards the inference servers."""
+"""All inference servers behind the gateway: which one gets a request, and which ones answer."""
 
-import logging
-import zlib
-from collections.abc import AsyncIterable, Sequence
-from types import SimpleNamespace
-from typing import Any
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-import aiohttp
-from yarl import URL
+from collectors.gateway.errors import UnreachableUpstreamError, UpstreamError
+from collectors.gateway.incoming import Source
+from collectors.gateway.outgoing import Answer
+from collectors.gateway.replica import Replica
+from collectors.gateway.routing import Routable, order
+from collectors.gateway.settings import GatewaySettings
+from collectors.gateway.wire import request_head
+from kvscope.model.advice import Routing
+from kvscope.pipeline.contracts import PrefixIndex
 
-_IDLE_SECONDS = 4.0  # below the 5 s after which uvicorn, and so vLLM, closes an idle connection
-_HEADER_BYTES = 64 * 2**10
-_READ_BUFFER_BYTES = 2**16
-_ATTEMPTS = 3
-# What aiohttp would add of its own: the client's headers say what the client wants.
-_NOTHING_ADDED = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
-_LOG = logging.getLogger(__name__)
+_SERVER_ERROR = 500
+
+
+class Delivery(Protocol):
+    """A request that can be sent to one server and, where that fails before its answer, to another."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether an answer has begun."""
+        ...
+
+    async def send(self, replica: Replica) -> None:
+        """Send it; raises ``UpstreamError``."""
+        ...
 
 
 class Upstreams:
-    """HTTP client for one or more servers; opened and closed inside a running event loop."""
+    """The servers; those that do not answer get nothing while others do.
 
-    def __init__(self, urls: Sequence[str], *, connect_seconds: float, read_seconds: float) -> None:
-        self.urls = tuple(urls)
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, connect=None, sock_connect=connect_seconds, sock_read=read_seconds
-        )
-        self._session: aiohttp.ClientSession | None = None
-        self._silent: set[str] = set()
+    With several, each is asked for ``/health`` again and again. A server that died is left at its first
+    refusal, at the latest after the interval and the time that its answer may take.
+    """
+
+    def __init__(self, urls: Sequence[str], settings: GatewaySettings, prefixes: PrefixIndex) -> None:
+        self._settings = settings
+        self._prefixes = prefixes
+        self._replicas = tuple(self._replica(url) for url in urls)
+        self._probes: list[asyncio.Task[None]] = []
+        self.fallback = None if settings.fallback is None else self._replica(settings.fallback)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers' base URLs."""
+        return tuple(replica.url for replica in self._replicas)
 
     async def open(self) -> None:
-        """Make the pool: no limit on connections, no cookies kept, bytes as they are."""
-        tracing = aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(_note_reuse)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=self._timeout,
-            auto_decompress=False,
-            skip_auto_headers=_NOTHING_ADDED,
-            read_bufsize=_READ_BUFFER_BYTES,
-            max_line_size=_HEADER_BYTES,
-            max_field_size=_HEADER_BYTES,
-            trace_configs=[tracing],
-        )
+        """Begin to ask for the servers' health."""
+        if len(self._replicas) > 1:
+            self._probes = [asyncio.create_task(self._watch(replica)) for replica in self._replicas]
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for probe in self._probes:
+            probe.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        self._probes.clear()
+        for replica in (*self._replicas, *([self.fallback] if self.fallback else [])):
+            replica.abandon()
 
-    def choose(self, key: str) -> str:
-        """Return the server for ``key``, always the same one: a session's prefixes stay on one cache."""
-        if len(self.urls) == 1:
-            return self.urls[0]
-        return self.urls[zlib.crc32(key.encode("utf-8", "surrogatepass")) % len(self.urls)]
+    def choose(self, request: Routable, routing: Routing | None = None) -> Sequence[Replica]:
+        """Return the servers for a request, the best first; those that do not answer are last."""
+        if len(self._replicas) == 1:
+            return self._replicas
+        ranked = order(
+            routing or self._settings.routing,
+            request,
+            self._replicas,
+            self._prefixes,
+            slack=self._settings.prefix_slack,
+        )
+        return sorted(ranked, key=lambda replica: replica.down)
 
-    async def send(
+    async def deliver(
         self,
-        method: str,
-        url: str,
-        headers: Sequence[tuple[str, str]],
-        body: bytes | AsyncIterable[bytes] | None,
-    ) -> aiohttp.ClientResponse:
-        """Send a request and return the answer once its headers are here; the caller closes it.
+        delivery: Delivery,
+        replicas: Sequence[Replica],
+        *,
+        again: bool,
+        chosen: Callable[[Replica], None],
+    ) -> None:
+        """Send to the first server that takes it; raises the last one's ``UpstreamError``.
 
-        A kept connection that the server closed meanwhile is not the request's fault: another is tried.
+        A server that cannot be reached has seen nothing of the request. One that broke off before its answer
+        began may have; then the request goes elsewhere where ``again`` says that this is safe.
         """
-        if self._session is None:
-            raise aiohttp.ClientConnectionError("the gateway is stopped")
-        target = URL(url, encoded=True)
-        server = str(target.origin())
-        for attempt in range(_ATTEMPTS):
-            context = SimpleNamespace(reused=False)
+        last = len(replicas) - 1
+        for place, replica in enumerate(replicas):
+            chosen(replica)
             try:
-                answer = await self._session.request(
-                    method,
-                    target,
-                    headers=headers,
-                    data=body,
-                    allow_redirects=False,
-                    trace_request_ctx=context,
-                )
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                repeatable = body is None or isinstance(body, bytes)
-                if attempt == _ATTEMPTS - 1 or not context.reused or not repeatable:
-                    self._note_silence(server, error)
+                await delivery.send(replica)
+            except UpstreamError as error:
+                safe = isinstance(error, UnreachableUpstreamError) or (again and type(error) is UpstreamError)
+                if place == last or delivery.begun or not safe:
                     raise
             else:
-                self._note_answer(server)
-                return answer
-        raise AssertionError("unreachable")
+                return
 
     def silent(self) -> tuple[str, ...]:
-        """Return the servers whose last request could not be sent."""
-        return tuple(sorted(self._silent))
+        """Return the servers that do not answer."""
+        return tuple(sorted(replica.url for replica in self._replicas if replica.down))
 
-    def _note_silence(self, server: str, error: Exception) -> None:
-        """Log that a server went away: once, not for each request that it fails."""
-        if server not in self._silent:
-            self._silent.add(server)
-            _LOG.warning("%s does not answer (%s); its requests get 502 until it does", server, error)
+    def _replica(self, url: str) -> Replica:
+        return Replica(
+            url,
+            connect_seconds=self._settings.connect_timeout_seconds,
+            read_seconds=self._settings.read_timeout_seconds,
+        )
 
-    def _note_answer(self, server: str) -> None:
-        if server in self._silent:
-            self._silent.discard(server)
-            _LOG.warning("%s answers again", server)
+    async def _watch(self, replica: Replica) -> None:
+        """Ask one server for its health for ever."""
+        loop = asyncio.get_running_loop()
+        healthy_at = loop.time()
+        while True:
+            if await self._healthy(replica):
+                replica.answered()
+                healthy_at = loop.time()
+            elif loop.time() - healthy_at > self._settings.abandon_seconds:
+                replica.abandon()
+            await asyncio.sleep(self._settings.health_interval_seconds)
+
+    async def _healthy(self, replica: Replica) -> bool:
+        seen = _Status()
+        head = request_head(b"GET", replica.target(b"/health"), [(b"Host", replica.host)])
+        try:
+            async with asyncio.timeout(self._settings.health_timeout_seconds):
+                await replica.exchange(head, b"", seen, counted=False)
+        except (UpstreamError, TimeoutError) as error:
+            replica.failed(error)
+            return False
+        healthy = seen.status < _SERVER_ERROR  # vLLM says 503 where its engine is dead
+        if not healthy:
+            replica.failed(f"status {seen.status} at /health")
+        return healthy
 
 
-async def _note_reuse(_session: Any, context: SimpleNamespace, _params: Any) -> None:
-    context.trace_request_ctx.reused = True
+class _Status:
+    """Keeps the status of an answer."""
+
+    def __init__(self) -> None:
+        self.status = 0
+
+    def head(self, answer: Answer, source: Source) -> None:
+        """Note the status."""
+        del source
+        self.status = answer.status
+
+    def part(self, data: bytes, at: float) -> None:
+        """Nothing of the body matters."""
+
+    def end(self) -> None:
+        """Nothing is left to do."""

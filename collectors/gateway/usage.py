@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 
 from collectors.gateway.sse import Piece, event_data
+from kvscope.prompts.segments import CHAT, COMPLETION
 
+_ASKED = frozenset((CHAT, COMPLETION))  # the others tell usage of themselves
 _TERMINAL_TAIL = b"}\n\n"
 _DATA = b"data: {"
 _FINGERPRINT = b'"system_fingerprint"'
@@ -18,11 +20,12 @@ def wants_usage(body: Mapping[str, Any]) -> bool:
     return isinstance(options, dict) and bool(options.get("include_usage"))
 
 
-def can_ask(body: Mapping[str, Any]) -> bool:
-    """Tell whether usage can be asked for: a stream, and options that are understood."""
+def can_ask(api: str, body: Mapping[str, Any]) -> bool:
+    """Tell whether usage can be asked for: a stream of such an API, and options that are understood."""
     options = body.get("stream_options")
     return (
-        body.get("stream") is True
+        api in _ASKED
+        and body.get("stream") is True
         and (options is None or isinstance(options, dict))
         and not wants_usage(body)
     )

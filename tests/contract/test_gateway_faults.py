@@ -327,23 +327,6 @@ async def test_an_event_that_is_too_large_to_hold_passes() -> None:
     assert record["status"] == "ok"
 
 
-async def test_websockets_are_declined() -> None:
-    key = [
-        ("Upgrade", "websocket"),
-        ("Connection", "Upgrade"),
-        ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
-    ]
-    async with fake_server() as server, running_gateway(server.url) as gateway:
-        reader, writer = await gateway.connect()
-        writer.write(
-            request(method="GET", target="/v1/realtime", headers=[*key, ("Sec-WebSocket-Version", "13")])
-        )
-        answer = await hear(reader)
-        writer.close()
-    assert answer is not None
-    assert answer.status == 403
-
-
 async def test_the_shutdown_ends_what_does_not_finish() -> None:
     async def endless(_: Heard, wire: Wire) -> None:
         await wire.send(chunked(EVENT, end=False))
@@ -356,7 +339,7 @@ async def test_the_shutdown_ends_what_does_not_finish() -> None:
         reader, writer = await gateway.connect()
         writer.write(request(STREAM))
         await reader.readuntil(EVENT)
-        await gateway.listener.stop()
+        await gateway.server.stop()
         await eventually(lambda: bool(gateway.records))
         assert gateway.records[0]["status"] == "aborted"
         writer.close()

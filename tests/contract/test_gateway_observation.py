@@ -238,7 +238,13 @@ async def test_a_decision_is_applied_observed_and_recorded() -> None:
     assert heard.header("content-length") == str(len(heard.body))
     assert (prompt.body, prompt.sent_body, prompt.salt) == (PROMPT, sent, "s")
     assert (prompt.api, prompt.route, prompt.engine, prompt.session) == ("chat", "support", server.url, "s-1")
-    asked = {"route": "support", "session": "s-1", "request_id": prompt.request_id, "at": prompt.arrived_at}
+    asked = {
+        "route": "support",
+        "session": "s-1",
+        "tenant": None,
+        "request_id": prompt.request_id,
+        "at": prompt.arrived_at,
+    }
     assert policy.asked == [asked]
     assert [answer.header(f"x-kvscope-{name}") for name in ("experiment", "arm")] == ["e-1", "treatment"]
     told = [record[name] for name in ("prompt_layout", "experiment", "arm", "warmup", "route", "arrived_at")]

@@ -6,9 +6,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectors.gateway.dialects import DIALECTS
 from collectors.gateway.observe import AnswerObserver, StreamObserver
 from collectors.gateway.sse import EventSplitter, event_data
 from collectors.gateway.usage import UsageStripper
+from kvscope.prompts.segments import CHAT
 from tests.support.gateway import recording
 
 FRAGMENTS = st.sampled_from(
@@ -66,11 +68,11 @@ def test_cuts_do_not_matter(stream: bytes, places: list[int]) -> None:
 
 @given(STREAMS, CUTS, st.booleans())
 def test_any_bytes_pass_an_observer_unchanged(stream: bytes, places: list[int], single: bool) -> None:
-    observer = StreamObserver(single=single, stripper=None)
+    observer = StreamObserver(DIALECTS[CHAT], single=single, stripper=None)
     passed = [observer.feed(data, float(at)) for at, data in enumerate(cut(stream, places))]
     assert b"".join(passed) + observer.end() == stream
     assert observer.observed().unread == 0
-    document = AnswerObserver(100)
+    document = AnswerObserver(DIALECTS[CHAT], 100)
     assert b"".join(document.feed(data, 0.0) for data in cut(stream, places)) + document.end() == stream
     assert document.observed().first_content_at is None
 
@@ -80,7 +82,7 @@ def test_only_usage_is_taken_out(
     stream: bytes, places: list[int], may_wait: bool, fingerprint: str | None
 ) -> None:
     stripper = UsageStripper(may_wait=may_wait, fingerprint=fingerprint)
-    observer = StreamObserver(single=may_wait, stripper=stripper)
+    observer = StreamObserver(DIALECTS[CHAT], single=may_wait, stripper=stripper)
     passed = b"".join([observer.feed(data, 0.0) for data in cut(stream, places)]) + observer.end()
     if fingerprint is not None:
         passed = passed.replace(b',"system_fingerprint":' + msgspec.json.encode(fingerprint), b"")
@@ -96,7 +98,7 @@ def test_only_usage_is_taken_out(
 @given(st.lists(st.integers(0, 2000), max_size=10))
 def test_a_recorded_stream_is_what_it_is_without_usage_however_it_is_cut(places: list[int]) -> None:
     stripper = UsageStripper(may_wait=True, fingerprint=None)
-    observer = StreamObserver(single=True, stripper=stripper)
+    observer = StreamObserver(DIALECTS[CHAT], single=True, stripper=stripper)
     bodies = [_dechunked(recording(name)) for name in ("chat_stream", "chat_stream_usage")]
     passed = b"".join([observer.feed(data, 0.0) for data in cut(bodies[1], places)]) + observer.end()
     assert passed == bodies[0]

@@ -11,12 +11,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from collectors.gateway.app import GatewayApp
+from collectors.gateway.gateway import GatewayServer
+from collectors.gateway.layouts import Layouts
+from collectors.gateway.metrics import GatewayMetrics
 from collectors.gateway.settings import GatewaySettings
-from collectors.gateway.upstream import Upstreams
 from kvscope.model.prompt import Prompt
 from kvscope.pipeline.contracts import UNCHANGED, CollectorContext, Decision
-from kvscope.pipeline.listen import AsgiListener, bind
+from kvscope.pipeline.listen import bind
 from tests.support.telemetry import AnsweringSink, EventLog
 
 DATA = Path(__file__).parents[1] / "data" / "gateway"
@@ -94,6 +95,10 @@ class Wire:
             self._writer.write(part)
             await self._writer.drain()
             await asyncio.sleep(0.002)
+
+    async def read(self) -> bytes:
+        """Return what comes next."""
+        return await self._reader.read(2**16)
 
     def cut(self) -> None:
         """Close the connection as a dying process does."""
@@ -211,8 +216,7 @@ class PromptLog:
 class Running:
     """A gateway that listens, and what its neighbours heard of it."""
 
-    app: GatewayApp
-    listener: AsgiListener
+    server: GatewayServer
     registry: CollectorRegistry
     sink: AnsweringSink
     policy: FixedPolicy
@@ -221,16 +225,18 @@ class Running:
     @property
     def records(self) -> list[dict[str, Any]]:
         """The values of the offered records, with their request ids."""
+        self.server.recorder.drain()
         parts = [part for batch in self.sink.accepted for part in batch.parts]
         return [{"request_id": part.request_id, **part.values} for part in parts]
 
     def metric(self, name: str, **labels: str) -> float:
         """Return a metric's value, 0 where it has none yet."""
+        self.server.recorder.drain()
         return self.registry.get_sample_value(name, labels) or 0.0
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection to it."""
-        return await asyncio.open_connection("127.0.0.1", self.listener.port, limit=2**26)
+        return await asyncio.open_connection("127.0.0.1", self.server.port, limit=2**26)
 
     async def ask(
         self,
@@ -287,27 +293,20 @@ async def running_gateway(
         prompts=parts[2],
         cache_events=EventLog(),
     )
-    client = Upstreams(
-        upstreams, connect_seconds=chosen.connect_timeout_seconds, read_seconds=chosen.read_timeout_seconds
+    server = GatewayServer(
+        chosen,
+        context,
+        GatewayMetrics(context.registry),
+        Layouts(chosen.layouts, chosen.layouts_poll_seconds, context.registry),
+        bind("127.0.0.1", 0, setting="--gateway-port"),
     )
-    await client.open()
-    app = GatewayApp(chosen, context, client)
-    listener = AsgiListener(
-        app, bind("127.0.0.1", 0, setting="--gateway-port"), drain_seconds=chosen.drain_seconds
-    )
-    await listener.start()
+    await server.start()
     try:
         yield Running(
-            app=app,
-            listener=listener,
-            registry=context.registry,
-            sink=parts[0],
-            policy=parts[1],
-            prompts=parts[2],
+            server=server, registry=context.registry, sink=parts[0], policy=parts[1], prompts=parts[2]
         )
     finally:
-        await listener.stop()
-        await client.close()
+        await server.stop()
 
 
 @contextlib.asynccontextmanager

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from collectors.gateway.call import quantile
-from collectors.gateway.headers import UsedIds, client_headers, identify, upstream_headers
+from collectors.gateway.headers import UsedIds, client_headers, identify, onward
+from collectors.gateway.record import quantile
 from collectors.gateway.settings import GatewaySettings
 from collectors.gateway.sse import EventSplitter, Piece, event_data
 from collectors.gateway.usage import UsageStripper, asking, can_ask
@@ -127,7 +127,8 @@ def test_asking_keeps_the_clients_bytes() -> None:
     ],
 )
 def test_when_usage_can_be_asked_for(body: dict[str, object], answer: bool) -> None:
-    assert can_ask(body) is answer
+    assert can_ask("chat", body) is answer
+    assert not can_ask("messages", body)
 
 
 @pytest.mark.parametrize(
@@ -148,20 +149,17 @@ def test_number_of_choices(body: dict[str, object], choices: int) -> None:
 
 def test_header_bytes_survive() -> None:
     raw = [(b"x-utf8", "ü".encode()), (b"x-latin", b"\xfc"), (b"content-length", b"3"), (b"host", b"a")]
-    assert upstream_headers(raw, length_known=False) == [
-        ("x-utf8", "ü"),
-        ("x-latin", "ü"),
-        ("content-length", "3"),
-    ]
+    assert onward(raw, host=b"engine:1") == [(b"Host", b"engine:1"), *raw[:3]]
     assert client_headers(
         [(b"X-A", b"\xff"), (b"Content-Length", b"3")], engine="http://e", length_changes=True
-    ) == [(b"x-a", b"\xff")]
+    ) == [(b"X-A", b"\xff")]
 
 
 @pytest.mark.parametrize("body", [None, {}, {"request_id": ""}, {"request_id": 5}])
 def test_an_id_that_is_none_is_replaced(body: dict[str, object] | None) -> None:
-    ids = identify({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}, body, UsedIds())
-    assert ids.added == [("x-request-id", ids.request_id)]
+    parent = b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01"
+    ids = identify([(b"Traceparent", parent)], body, UsedIds())
+    assert ids.added == [(b"x-request-id", ids.request_id.encode())]
     assert ids.trace_id == "a" * 32
 
 
