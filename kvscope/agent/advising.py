@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from kvscope.analysis.latency import predict_seconds
+from kvscope.analysis.predicting import predict_seconds
 from kvscope.model.advice import FittedModel
 from kvscope.model.prompt import Prompt, TransformSpec
 from kvscope.prompts.tokenizing import PromptTokenizer, ServerTokenizer, load_tokenizer

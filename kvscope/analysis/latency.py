@@ -3,27 +3,26 @@
 ``prefill_linear`` and ``ttft_linear`` are non-negative linear forms of the uncached tokens (the linear
 layers' work) and of uncached × (cached + uncached / 2) (the attention's: each new token attends to all
 before it). They are fitted robustly (``analysis.robust``), so a server's slow first requests do not bend
-them, and speak of a typical request. ``entropy_baseline`` is the published form (entropy of the text, log
-length, their product), kept as the one to beat. Errors are measured on later requests of other sessions.
+them, and speak of a typical request. ``queue_linear`` is of the load alone; ``ttft_p50`` and ``ttft_p95``
+are quantiles. ``entropy_baseline`` is the published form (entropy of the text, log length, their product),
+kept as the one to beat. Errors are measured on later requests of other sessions.
 """
 
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvscope.analysis.held_out import Rows, Score, error_range, score
-from kvscope.analysis.robust import Line, fit_line
-from kvscope.model.advice import FittedModel
+from kvscope.analysis.features import GROUPS, IN_FLIGHT, PREFILLING, PREFILLING_TOKENS, features_of
+from kvscope.analysis.held_out import HeldOut, Rows, added_r2, error_range, judge
+from kvscope.analysis.loads import loads
+from kvscope.analysis.robust import Line, fit_line, fit_quantile
+from kvscope.model.advice import AddedR2, FittedModel
 from kvscope.model.request import RequestRecord, Status
 
 MIN_ROWS = 30
-_SLACK = 0.25  # of a feature's seen span, on either side
-_IN_FLIGHT = "requests_in_flight"
-_ENTROPY = "prompt_entropy"
-
-Feature = Callable[[RequestRecord], float | None]
+_WORK = ("uncached_tokens", "attention_work")
+_LOAD = (IN_FLIGHT, PREFILLING, PREFILLING_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,67 +35,55 @@ class LatencyFit:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """A predicted latency and its 90 % interval for one request."""
+class Form:
+    """What a model predicts and from what; ``optional`` features are used where they are known.
 
-    seconds: float
-    low: float
-    high: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """What a model predicts and from what; ``optional`` features are used where they are known."""
+    ``quantile`` None means the typical value.
+    """
 
     name: str
     target: str
     features: tuple[str, ...]
     optional: tuple[str, ...] = ()
     non_negative: bool = True
+    quantile: float | None = None
+
+    def fit(self, features: Any, target: Any) -> Line:
+        """Fit this form; the ``Fit`` of ``analysis.held_out``."""
+        if self.quantile is not None:
+            return fit_quantile(features, target, level=self.quantile)
+        return fit_line(features, target, non_negative=self.non_negative)
 
 
-_FORMS = (
-    _Form(name="prefill_linear", target="prefill_seconds", features=("uncached_tokens", "attention_work")),
-    _Form(
-        name="ttft_linear",
-        target="ttft_seconds",
-        features=("uncached_tokens", "attention_work"),
-        optional=(_IN_FLIGHT,),
-    ),
-    _Form(
+FORMS = (
+    Form(name="prefill_linear", target="prefill_seconds", features=_WORK),
+    Form(name="queue_linear", target="queue_seconds", features=(PREFILLING, PREFILLING_TOKENS)),
+    Form(name="ttft_linear", target="ttft_seconds", features=_WORK, optional=_LOAD),
+    Form(name="ttft_p50", target="ttft_seconds", features=_WORK, optional=_LOAD, quantile=0.5),
+    Form(name="ttft_p95", target="ttft_seconds", features=_WORK, optional=_LOAD, quantile=0.95),
+    Form(
         name="entropy_baseline",
         target="prefill_seconds",
-        features=(_ENTROPY, "log_prompt_tokens", "entropy_x_log_prompt_tokens"),
+        features=("prompt_entropy", "log_prompt_tokens", "entropy_x_log_prompt_tokens"),
         non_negative=False,
     ),
-    _Form(name="tpot_linear", target="tpot_seconds", features=("context_tokens",), optional=(_IN_FLIGHT,)),
+    Form(name="tpot_linear", target="tpot_seconds", features=("context_tokens",), optional=(IN_FLIGHT,)),
 )
 
-
-def features_of(record: RequestRecord) -> dict[str, float]:
-    """Return the features of a request that are known."""
-    found: dict[str, float] = {}
-    if record.requests_in_flight is not None:
-        found[_IN_FLIGHT] = float(record.requests_in_flight)
-    if record.prompt_tokens:
-        found |= _text_features(record.prompt_tokens, record.prompt_entropy)
-        if record.cached_tokens is not None:
-            found |= _work_features(record.prompt_tokens, record.cached_tokens)
-        if record.output_tokens is not None:
-            found["context_tokens"] = record.prompt_tokens + record.output_tokens / 2
-    return found
+_Known = Sequence[tuple[RequestRecord, Mapping[str, float]]]
 
 
 def fit_latency(records: Sequence[RequestRecord], *, now: float) -> LatencyFit:
     """Fit each model that the records allow; those of the most common model on the most common engine."""
+    busy = loads(records)  # of all requests: those that cannot be fitted were in the way, too
     # the times of several sequences belong to none of them
     single = [r for r in records if r.status in (Status.OK, None) and r.sequences == 1]
     usable, notes = _of_one_server(single)
     usable.sort(key=lambda record: record.arrived_at or 0.0)
-    known = [(record, features_of(record)) for record in usable]
+    known = [(record, features_of(record, busy.get(record.request_id))) for record in usable]
     models: list[FittedModel] = []
     refusals: list[str] = []
-    for form in _FORMS:
+    for form in FORMS:
         result = _fit(form, known, now)
         if isinstance(result, str):
             refusals.append(f"{form.name}: {result}")
@@ -105,59 +92,6 @@ def fit_latency(records: Sequence[RequestRecord], *, now: float) -> LatencyFit:
             models.append(model)
             notes += _notes(model, measured)
     return LatencyFit(models=tuple(models), refusals=tuple(refusals), notes=tuple(notes))
-
-
-def predict_seconds(
-    model: FittedModel, *, prompt_tokens: int, cached_tokens: int, in_flight: int = 0
-) -> Prediction | str:
-    """Return the latency of a request, or why the model cannot tell.
-
-    A question may lie outside what the model has seen by a quarter of each feature's span. A load below
-    the least seen is always answered: an empty server is the natural end of the scale.
-    """
-    known = _work_features(prompt_tokens, cached_tokens) | _text_features(prompt_tokens, None)
-    known |= {_IN_FLIGHT: float(in_flight), "context_tokens": float(prompt_tokens)}
-    seconds = model.coefficients["intercept"]
-    for name in model.features:
-        value = known.get(name)
-        if value is None:
-            return f"{model.name} needs {name}, which is not known of a prompt that was not sent"
-        if refusal := _outside(model, name, value):
-            return refusal
-        seconds += model.coefficients[name] * value
-    low, high = model.error_quantiles
-    spread = math.sqrt(max(seconds, 0.0))
-    return Prediction(
-        seconds=seconds, low=max(0.0, seconds + low * spread), high=max(0.0, seconds + high * spread)
-    )
-
-
-def _work_features(prompt_tokens: int, cached_tokens: int) -> dict[str, float]:
-    uncached = prompt_tokens - cached_tokens
-    return {
-        "uncached_tokens": float(uncached),
-        "attention_work": uncached * (cached_tokens + uncached / 2),
-    }
-
-
-def _text_features(prompt_tokens: int, entropy: float | None) -> dict[str, float]:
-    length = math.log(prompt_tokens)
-    if entropy is None:
-        return {"log_prompt_tokens": length}
-    return {
-        _ENTROPY: entropy,
-        "log_prompt_tokens": length,
-        "entropy_x_log_prompt_tokens": entropy * length,
-    }
-
-
-def _outside(model: FittedModel, name: str, value: float) -> str | None:
-    least, most = model.ranges[name]
-    slack = _SLACK * (most - least)
-    below = value < least - slack and name != _IN_FLIGHT
-    if below or value > most + slack:
-        return f"{model.name} has seen {name} from {least:g} to {most:g}, and {value:g} is too far outside"
-    return None
 
 
 def _of_one_server(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[str]]:
@@ -174,36 +108,28 @@ def _of_one_server(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord
     return of_it, [note]
 
 
-def _fit(
-    form: _Form, known: Sequence[tuple[RequestRecord, Mapping[str, float]]], now: float
-) -> tuple[FittedModel, Score] | str:
+def _fit(form: Form, known: _Known, now: float) -> tuple[FittedModel, HeldOut] | str:
     names = [*form.features, *_usable_options(form, known)]
     picked = [
-        (record, [features[name] for name in names], float(getattr(record, form.target)))
+        (record, features)
         for record, features in known
         if getattr(record, form.target) is not None and all(name in features for name in names)
     ]
     if len(picked) < MIN_ROWS:
         needs = ", ".join((form.target, *form.features))
         return f"{len(picked)} requests tell {needs}; at least {MIN_ROWS} are needed"
-    rows, names = _matrix(picked, names)
+    rows, names = _matrix(picked, names, form.target)
     if not names:
         return f"{', '.join(form.features)} did not vary over {len(rows)} requests"
     if not float(rows.target.var()):
         return f"{form.target} did not vary over {len(rows)} requests"
-
-    def fit(features: Any, target: Any) -> Line:
-        return fit_line(features, target, non_negative=form.non_negative)
-
-    measured = score(rows, fit)
-    if measured is None:
+    measured = judge(rows, form.fit, intervals=form.quantile is None)
+    if measured.r2 is None:
         return f"{form.target} did not vary over the later requests"
-    line = fit(rows.features, rows.target)
-    ranges = {
-        name: (float(rows.features[:, place].min()), float(rows.features[:, place].max()))
-        for place, name in enumerate(names)
-    }
+    line = form.fit(rows.features, rows.target)
+    columns = dict(zip(names, rows.features.T, strict=True))
     coefficients = dict(zip(names, map(float, line.coefficients), strict=True))
+    pinball, pinball_by_length = _pinball(form, picked, measured)
     model = FittedModel(
         name=form.name,
         target=form.target,
@@ -211,18 +137,59 @@ def _fit(
         coefficients={"intercept": line.intercept, **coefficients},
         r2=measured.r2,
         mae_seconds=measured.mae,
-        coverage_90=measured.coverage,
+        coverage_90=measured.covered,
         rows=len(rows),
-        error_quantiles=error_range(rows, fit),
-        ranges=ranges,
+        error_quantiles=error_range(rows, form.fit),
+        ranges={name: (float(column.min()), float(column.max())) for name, column in columns.items()},
         fitted_at=now,
+        quantile=form.quantile,
+        below_rate=None if form.quantile is None else measured.below(),
+        pinball_seconds=pinball,
+        pinball_by_length_seconds=pinball_by_length,
+        added_r2=_worth(form, picked, names, measured),
+        typical={name: float(sorted(column)[len(rows) // 2]) for name, column in columns.items()},
+        from_at=float(rows.at[0]),
+        to_at=float(rows.at[-1]),
     )
     return model, measured
 
 
-def _notes(model: FittedModel, measured: Score) -> list[str]:
+def _worth(form: Form, picked: _Known, names: Sequence[str], measured: HeldOut) -> dict[str, AddedR2]:
+    """Return what each group of features adds: those that are in, against leaving them out; entropy, added.
+
+    Of a quantile it is not told: R² is of means.
+    """
+    found: dict[str, AddedR2] = {}
+    if form.quantile is not None:
+        return found
+    for group, members in GROUPS.items():
+        inside = any(name in members for name in names)
+        if inside:
+            others = [name for name in names if name not in members]
+        elif group == "entropy" and all(set(members) <= features.keys() for _, features in picked):
+            others = [*names, *members]
+        else:
+            continue
+        rows, _ = _matrix(picked, others, form.target)
+        other = judge(rows, form.fit)
+        told = added_r2(measured, other) if inside else added_r2(other, measured)
+        if told is not None:
+            found[group] = AddedR2(value=told[0], low=told[1], high=told[2])
+    return found
+
+
+def _pinball(form: Form, picked: _Known, measured: HeldOut) -> tuple[float | None, float | None]:
+    """Return the pinball loss of a quantile model, and of the same quantile by the prompt's length alone."""
+    if form.quantile is None:
+        return None, None
+    rows, _ = _matrix(picked, GROUPS["length"], form.target)
+    by_length = judge(rows, form.fit)
+    return measured.pinball(form.quantile), by_length.pinball(form.quantile)
+
+
+def _notes(model: FittedModel, measured: HeldOut) -> list[str]:
     notes = []
-    if measured.r2 <= 0:
+    if model.r2 <= 0 and model.quantile in (None, 0.5):  # a high quantile is not near the mean
         notes.append(f"{model.name}: no better than the mean of what was held out")
     if not measured.grouped:
         notes.append(
@@ -231,28 +198,30 @@ def _notes(model: FittedModel, measured: Score) -> list[str]:
     return notes
 
 
-def _usable_options(form: _Form, known: Sequence[tuple[RequestRecord, Mapping[str, float]]]) -> list[str]:
+def _usable_options(form: Form, known: _Known) -> list[str]:
     """Return the optional features that most of the model's requests tell."""
     having = [features for record, features in known if getattr(record, form.target) is not None]
     return [name for name in form.optional if sum(name in features for features in having) * 2 > len(having)]
 
 
-def _matrix(
-    picked: Sequence[tuple[RequestRecord, Sequence[float], float]], names: Sequence[str]
-) -> tuple[Rows, list[str]]:
+def _matrix(picked: _Known, names: Sequence[str], target: str) -> tuple[Rows, list[str]]:
     """Return the rows as arrays, without features that never vary."""
     import numpy as np
 
     numbers: dict[str, int] = {}
     groups = [
         numbers.setdefault(record.session or f"request {record.request_id}", len(numbers))
-        for record, _, _ in picked
+        for record, _ in picked
     ]
-    features = np.array([values for _, values, _ in picked])
-    varies = np.ptp(features, axis=0) > 0
+    features = np.array([[told[name] for name in names] for _, told in picked]).reshape(len(picked), -1)
+    varies = np.ptp(features, axis=0) > 0 if features.size else np.zeros(features.shape[1], dtype=bool)
+    at = np.array([record.arrived_at or 0.0 for record, _ in picked])
+    told_after = [record.e2e_seconds or record.ttft_seconds or 0.0 for record, _ in picked]
     rows = Rows(
         features=features[:, varies],
-        target=np.array([seconds for _, _, seconds in picked]),
+        target=np.array([float(getattr(record, target)) for record, _ in picked]),
         groups=np.array(groups),
+        at=at,
+        known_at=at + np.array(told_after),
     )
     return rows, [name for name, vary in zip(names, varies, strict=True) if vary]

@@ -191,6 +191,15 @@ class RoutePolicy:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AddedR2:
+    """How much of the variance a group of features tells that the others do not, with a 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FittedModel:
     """A fitted latency model with its measured error, as stored and shown."""
 
@@ -205,3 +214,11 @@ class FittedModel:
     rows: int
     ranges: Mapping[str, tuple[float, float]]  # feature -> seen minimum and maximum
     fitted_at: float
+    quantile: float | None = None  # which quantile it predicts; None: the typical value
+    below_rate: float | None = None  # share of held-out values at or below a predicted quantile
+    pinball_seconds: float | None = None  # out of sample, of a quantile
+    pinball_by_length_seconds: float | None = None  # the same by the prompt's length alone
+    added_r2: Mapping[str, AddedR2] = dataclasses.field(default_factory=dict)  # by group of features
+    typical: Mapping[str, float] = dataclasses.field(default_factory=dict)  # feature -> seen median
+    from_at: float | None = None  # the window of requests
+    to_at: float | None = None

@@ -8,7 +8,7 @@ from sqlalchemy import RowMapping, delete, select, update
 
 from kvscope.clock import Clock, system_clock
 from kvscope.errors import UsageError
-from kvscope.model.advice import FittedModel, RoutePolicy, Suggestion
+from kvscope.model.advice import AddedR2, FittedModel, RoutePolicy, Suggestion
 from kvscope.model.prompt import Risk, TransformSpec
 from kvscope.store import clean, schema
 from kvscope.store.bulk import Statements
@@ -134,9 +134,9 @@ def _model_row(model: FittedModel) -> dict[str, Any]:
 def _model(row: RowMapping) -> FittedModel:
     ranges = {name: (low, high) for name, (low, high) in row["ranges"].items()}
     errors = tuple(row["error_quantiles"])
-    return FittedModel(
-        **{**row, "features": tuple(row["features"]), "ranges": ranges, "error_quantiles": errors}
-    )
+    told = {"features": tuple(row["features"]), "ranges": ranges, "error_quantiles": errors}
+    told["added_r2"] = {group: AddedR2(**added) for group, added in row["added_r2"].items()}
+    return FittedModel(**{**row, **told})
 
 
 def _no_suggestion(suggestion_id: str) -> UsageError:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope.analysis.latency import Prediction, fit_latency, predict_seconds
-from kvscope.analysis.robust import fit_line
+from kvscope.analysis.latency import FORMS, fit_latency
+from kvscope.analysis.loads import Load
+from kvscope.analysis.predicting import Prediction, predict_seconds
+from kvscope.analysis.robust import fit_line, fit_quantile
 from kvscope.model.advice import FittedModel
 from kvscope.model.request import RequestRecord, Status
 
@@ -22,6 +24,11 @@ _DATA = Path(__file__).parents[2] / "data" / "latency" / "real_prompts.csv"
 def recorded() -> list[RequestRecord]:
     with _DATA.open() as file:
         return [_record(row) for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def models_of_recorded(recorded: list[RequestRecord]) -> dict[str, FittedModel]:
+    return _models(recorded)
 
 
 def _record(row: dict[str, str]) -> RequestRecord:
@@ -36,6 +43,7 @@ def _record(row: dict[str, str]) -> RequestRecord:
         output_tokens=output,
         prefill_seconds=float(row["prefill_seconds"]),
         ttft_seconds=float(row["ttft_seconds"]),
+        e2e_seconds=float(row["ttft_seconds"]) + float(row["decode_seconds"]),
         queue_seconds=float(row["queue_seconds"]),
         tpot_seconds=float(row["decode_seconds"]) / (output - 1),
         requests_in_flight=int(row["in_flight"]),
@@ -93,8 +101,10 @@ def test_least_squares_in_sample_gives_the_known_fit(recorded: list[RequestRecor
     assert r2(uncached, uncached * (cached + uncached / 2)) == pytest.approx(0.891, abs=2e-3)
 
 
-def test_prefill_of_later_requests_is_predicted_as_well_as_in_sample(recorded: list[RequestRecord]) -> None:
-    models = _models(recorded)
+def test_prefill_of_later_requests_is_predicted_as_well_as_in_sample(
+    models_of_recorded: dict[str, FittedModel],
+) -> None:
+    models = models_of_recorded
     prefill, baseline = models["prefill_linear"], models["entropy_baseline"]
     assert prefill.r2 == pytest.approx(0.88, abs=0.01)
     assert prefill.mae_seconds == pytest.approx(0.066, abs=0.005)
@@ -146,7 +156,7 @@ def test_too_few_rows_are_refused_with_the_count() -> None:
         "prefill_linear: 29 requests tell prefill_seconds, uncached_tokens, attention_work;"
         " at least 30 are needed"
     )
-    assert len(fit_latency([], now=9.0).refusals) == 4
+    assert len(fit_latency([], now=9.0).refusals) == len(FORMS)
 
 
 def test_prompts_that_never_vary_are_refused() -> None:
@@ -212,10 +222,86 @@ def test_an_empty_server_is_never_outside() -> None:
     busy = [dataclasses.replace(r, requests_in_flight=8 + (r.requests_in_flight or 0)) for r in _made(200)]
     model = _models(busy)["ttft_linear"]
     assert isinstance(predict_seconds(model, prompt_tokens=1000, cached_tokens=0), Prediction)
-    assert isinstance(predict_seconds(model, prompt_tokens=1000, cached_tokens=0, in_flight=40), str)
+    assert isinstance(predict_seconds(model, prompt_tokens=1000, cached_tokens=0, load=40), str)
 
 
 def test_entropy_is_not_known_ahead() -> None:
     model = _models(_made(100))["entropy_baseline"]
     told = predict_seconds(model, prompt_tokens=1000, cached_tokens=0)
     assert told == "entropy_baseline needs prompt_entropy, which is not known of a prompt that was not sent"
+
+
+def test_what_each_group_of_features_adds_is_told_with_its_interval(
+    models_of_recorded: dict[str, FittedModel],
+) -> None:
+    models = models_of_recorded
+    work = models["prefill_linear"].added_r2["work"]
+    assert 0.5 < work.low < work.value < work.high
+    entropy = models["prefill_linear"].added_r2["entropy"]
+    assert abs(entropy.value) < 0.05  # published for these prompts: .887 without, .888 with
+    assert entropy.low < 0.02
+    load = models["ttft_linear"].added_r2["load"]
+    assert load.low > 0.1  # published: .51 without, .82 with
+
+
+def test_the_window_and_the_usual_load_are_kept(
+    recorded: list[RequestRecord], models_of_recorded: dict[str, FittedModel]
+) -> None:
+    model = models_of_recorded["ttft_linear"]
+    arrivals = [record.arrived_at or 0.0 for record in recorded]
+    assert (model.from_at, model.to_at) == (min(arrivals), max(arrivals))
+    assert set(model.typical) == set(model.features)
+    usual = predict_seconds(model, prompt_tokens=2000, cached_tokens=0)
+    idle = predict_seconds(
+        model,
+        prompt_tokens=2000,
+        cached_tokens=0,
+        load=Load(in_flight=0, prefilling=0, prefilling_tokens=0),
+    )
+    assert isinstance(usual, Prediction)
+    assert isinstance(idle, Prediction)
+    assert idle.seconds < usual.seconds
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+@pytest.mark.parametrize("rows", [60, 400])
+def test_a_quantile_is_that_of_the_linear_program(level: float, rows: int) -> None:
+    from sklearn.linear_model import QuantileRegressor
+
+    chance = np.random.default_rng(rows)
+    features = chance.exponential(size=(rows, 4)) * [1.0, 1e3, 1e6, 1.0]
+    target = features @ [1.0, 1e-3, 0.0, 0.5] + chance.exponential(size=rows) * (1 + features[:, 0])
+
+    def loss(predicted: np.ndarray) -> float:
+        errors = target - predicted
+        return float(np.maximum(level * errors, (level - 1) * errors).mean())
+
+    exact = QuantileRegressor(quantile=level, alpha=0.0, solver="highs").fit(features / 1e3, target)
+    ours = fit_quantile(features, target, level=level)
+    assert loss(ours(features)) == pytest.approx(loss(exact.predict(features / 1e3)), rel=1e-3)
+
+
+def test_quantiles_of_a_known_server() -> None:
+    models = _models(_made(600, noise=0.2))
+    assert models["ttft_p50"].below_rate == pytest.approx(0.5, abs=0.06)
+    assert models["ttft_p95"].below_rate == pytest.approx(0.95, abs=0.03)
+    for name in ("ttft_p50", "ttft_p95"):
+        model = models[name]
+        assert model.pinball_seconds is not None
+        assert model.pinball_by_length_seconds is not None
+        assert model.pinball_seconds < model.pinball_by_length_seconds / 2
+        assert model.coverage_90 is None
+
+
+def test_intervals_cover_what_they_say_while_the_server_slows_down() -> None:
+    records = _made(1200, noise=0.1)
+    slower = [
+        dataclasses.replace(
+            record,
+            prefill_seconds=(record.prefill_seconds or 0.0) * (1 + number / 1200),
+            e2e_seconds=1.0,
+        )
+        for number, record in enumerate(records)
+    ]
+    covered = _models(slower)["prefill_linear"].coverage_90
+    assert covered == pytest.approx(0.9, abs=0.02)
