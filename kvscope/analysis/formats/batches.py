@@ -1,5 +1,6 @@
 """Lines of traces of block ids, many at a time."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from kvscope.analysis.formats import block_traces, weka
@@ -8,18 +9,22 @@ from kvscope.analysis.formats.records import Place
 from kvscope.analysis.formats.sources import BrokenStreamError
 
 Line = tuple[int, bytes]
-_BATCH_LINES, _BATCH_BYTES = 4_096, 1 << 20
+_BATCH_BYTES, _STEP_BYTES = 1 << 20, 1 << 18
 
 
 def batches(lines: Iterator[Line]) -> Iterator[list[Line]]:
     """Yield the lines a batch at a time; raises as they do, once the lines before have come."""
     batch: list[Line] = []
-    size = 0
+    size, step = 0, 1
     try:
-        for line in lines:
-            batch.append(line)
-            size += len(line[1])
-            if size >= _BATCH_BYTES or len(batch) >= _BATCH_LINES:
+        while True:
+            known = len(batch)
+            batch.extend(itertools.islice(lines, step))  # what came before an error stays
+            size += sum(len(line) for _, line in batch[known:])
+            if len(batch) < known + step:
+                break
+            step = max(_STEP_BYTES * len(batch) // max(size, 1), 1)  # lines of the usual size
+            if size >= _BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
     except BrokenStreamError:

@@ -22,7 +22,7 @@ _MS = 1e3
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     """The fields of a line whose ids are still text."""
 
     timestamp: float
@@ -131,6 +131,4 @@ def columns(lines: Sequence[bytes], origin: str, block_size: int | None) -> Bloc
         return None
     ids, lengths = found
     at = np.array([row.timestamp for row in rows], dtype=np.float64) / unit
-    return BlockColumns(
-        origin=origin, block_size=size, ids=ids, lengths=lengths, prompt_tokens=tokens, at=at
-    )
+    return BlockColumns(origin=origin, block_size=size, ids=ids, lengths=lengths, prompt_tokens=tokens, at=at)

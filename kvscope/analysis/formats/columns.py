@@ -86,9 +86,15 @@ def _word_numbers(words: Ids, sizes: Ints) -> Ids:
     Eight digits are added up to four pairs, two fours and one eight, each in its part of the word.
     """
     unused = (8 * (_WORD_DIGITS - sizes)).astype(np.uint64)
-    digits = ((words ^ np.uint64(0x3030303030303030)) >> unused) << unused
-    pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
+    digits = words ^ np.uint64(0x3030303030303030)
+    digits >>= unused
+    digits <<= unused
+    pairs = digits >> np.uint64(8)
+    pairs += digits * np.uint64(10)
     mask = np.uint64(0x000000FF000000FF)
-    fours = (pairs & mask) * np.uint64(0x000F424000000064)
-    fours += ((pairs >> np.uint64(16)) & mask) * np.uint64(0x0000271000000001)
+    fours = (pairs >> np.uint64(16)) & mask
+    fours *= np.uint64(0x0000271000000001)
+    pairs &= mask
+    pairs *= np.uint64(0x000F424000000064)
+    fours += pairs
     return fours >> np.uint64(32)

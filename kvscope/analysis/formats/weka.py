@@ -92,14 +92,14 @@ def _request(session: _Session, value: Mapping[str, Any], name: str, start: floa
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
-class _Entry(msgspec.Struct, rename={"tokens": "in", "output": "out"}):
+class _Entry(msgspec.Struct, gc=False, rename={"tokens": "in", "output": "out"}):
     """A request or a sub-agent; the ids are still text."""
 
     t: float
     type: str | None = None
     tokens: _Count | None = None
     output: _Count | None = None
-    hash_ids: msgspec.Raw | None = None
+    hash_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     requests: "list[_Entry] | None" = None
 
 
@@ -121,7 +121,7 @@ def columns(document: bytes, place: Place) -> BlockColumns | None:
     if place.block_size not in {None, session.block_size}:
         return None
     found = list(_flat(session.requests, 0.0))
-    lists = [entry.hash_ids for _, entry in found if entry.hash_ids is not None]
+    lists = [entry.hash_ids for _, entry in found if entry.hash_ids is not msgspec.UNSET]
     tokens = [entry.tokens for _, entry in found if entry.tokens is not None]
     if not found or not len(lists) == len(tokens) == len(found):
         return None
