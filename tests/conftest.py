@@ -38,13 +38,16 @@ def builtin_engine(tiny_tokenizer: Path, tmp_path: Path) -> Iterator[Engine]:
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The one real vLLM of a test session; its cache is warm with what other tests sent.
 
-    An agent may listen at its `options.otlp_endpoint`, one test's agent at a time.
+    An agent may listen at its `options.otlp_endpoint`, and at its `options.middleware_endpoint` for what does
+    not pass a gateway; one test's agent at a time.
     """
     if not vllm_installed():
         pytest.fail("vLLM is not installed here: run `make install`, or leave these out by -m 'not vllm'")
     folder = tmp_path_factory.mktemp("vllm")
     options = EngineOptions(
-        model=build_model(folder / "model", weights=True), otlp_endpoint=f"http://127.0.0.1:{free_port()}"
+        model=build_model(folder / "model", weights=True),
+        otlp_endpoint=f"http://127.0.0.1:{free_port()}",
+        middleware_endpoint=f"http://127.0.0.1:{free_port()}",
     )
     engine = start_vllm(options, folder / "vllm.log")
     yield engine

@@ -19,10 +19,11 @@ from kvscope.store.urls import locate
     "--upstream", "upstreams", metavar="URL", multiple=True, help="Base URL of a vLLM server; repeatable."
 )
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder of the model's tokenizer.")
-@click.option("--host", help="Address that gateway and OTLP receivers listen on.")
+@click.option("--host", help="Address that the gateway and the receivers listen on.")
 @click.option("--gateway-port", type=int, help="Port of the gateway (8800); 0 turns it off.")
 @click.option("--otlp-grpc-port", type=int, help="Port of the OTLP gRPC receiver (4317); 0 turns it off.")
 @click.option("--otlp-http-port", type=int, help="Port of the OTLP HTTP receiver (4318); 0 turns it off.")
+@click.option("--middleware-port", type=int, help="Port of the engines' middleware (8802); 0 turns it off.")
 @click.option(
     "--kv-events", "kv_events", metavar="tcp://H:P", multiple=True, help="KV-event socket of a server."
 )
@@ -44,6 +45,7 @@ def agent(
     gateway_port: int | None,
     otlp_grpc_port: int | None,
     otlp_http_port: int | None,
+    middleware_port: int | None,
     kv_events: tuple[str, ...],
     metrics_urls: tuple[str, ...],
     admin_port: int | None,
@@ -58,6 +60,7 @@ def agent(
         "collectors": {
             "gateway": {"host": host, "port": gateway_port},
             "otlp": {"host": host, "grpc_port": otlp_grpc_port, "http_port": otlp_http_port},
+            "middleware": {"host": host, "port": middleware_port},
             "prometheus": {"urls": metrics_urls or None},
             "kv_events": {"endpoints": kv_events or None},
         },

@@ -19,8 +19,17 @@ from kvscope.store.urls import locate
 _PREFIX = "KVSCOPE_"
 _PASSWORD = re.compile(r"//([^/@:\s]*:)[^/@\s]*@")
 HASH_SALT = f"{_PREFIX}HASH_SALT"
-# read by the plugin inside the engine or by commands, not by the agent
-_FOREIGN = frozenset({"KVSCOPE_OTLP_ENDPOINT", "KVSCOPE_PLUGIN", HASH_SALT})
+# read by the plugin and the middleware inside the engine or by commands, not by the agent
+_FOREIGN = frozenset(
+    {
+        "KVSCOPE_OTLP_ENDPOINT",
+        "KVSCOPE_PLUGIN",
+        "KVSCOPE_MIDDLEWARE",
+        "KVSCOPE_MIDDLEWARE_ENDPOINT",
+        "KVSCOPE_ENGINE_URL",
+        HASH_SALT,
+    }
+)
 
 
 def data_directory() -> Path:

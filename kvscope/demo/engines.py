@@ -27,6 +27,9 @@ class EngineOptions:
 
     model: Path
     otlp_endpoint: str  # of the agent's OTLP receiver over gRPC, e.g. http://127.0.0.1:4317
+    middleware_endpoint: str | None = (
+        None  # of the agent's middleware receiver; vLLM alone has the middleware
+    )
     block_size: int = 32  # vLLM's CPU build takes multiples of 32 only
     blocks: int = 1_200
     max_model_len: int = 8_192

@@ -42,6 +42,7 @@ def agent_config(engine: Engine, db: str, *, gateway_port: int, admin_port: int)
         "collectors": {
             "gateway": {"port": gateway_port},
             "otlp": {"grpc_port": int(engine.options.otlp_endpoint.rpartition(":")[2]), "http_port": 0},
+            "middleware": {"port": 0},
             "prometheus": {"interval_seconds": 1.0},
             "kv_events": {"endpoints": [source]},
         },

@@ -54,6 +54,7 @@ def _environment(options: EngineOptions) -> dict[str, str]:
         "OTEL_SERVICE_NAME": "vllm",
         "OTEL_BSP_SCHEDULE_DELAY": "200",  # milliseconds: spans soon after their request
         "KVSCOPE_OTLP_ENDPOINT": options.otlp_endpoint,
+        "KVSCOPE_MIDDLEWARE_ENDPOINT": options.middleware_endpoint or "",
     }
 
 
@@ -86,5 +87,7 @@ def _argv(options: EngineOptions, port: int, events: int, replay: int) -> list[s
         "--enable-auto-tool-choice",
         "--kv-cache-metrics",
     ]
+    if options.middleware_endpoint is not None:
+        flags["--middleware"] = "collectors.gateway.middleware.Observe"
     pairs = [word for flag in flags.items() for word in flag]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]

@@ -81,9 +81,12 @@ def test_the_example_is_valid(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("option", ["--gateway-port", "--otlp-grpc-port", "--otlp-http-port"])
+PORTS = ("--gateway-port", "--otlp-grpc-port", "--otlp-http-port", "--middleware-port")
+
+
+@pytest.mark.parametrize("option", PORTS)
 def test_a_port_in_use(tmp_path: Path, db: str, option: str) -> None:
-    off = dict.fromkeys(("--gateway-port", "--otlp-grpc-port", "--otlp-http-port", "--admin-port"), "0")
+    off = dict.fromkeys((*PORTS, "--admin-port"), "0")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
