@@ -1,7 +1,7 @@
 """Cache salts that keep an arm's blocks apart without giving up what the client's own salt keeps apart.
 
 vLLM mixes ``cache_salt`` into a prompt's first block, so prompts with different salts share nothing. The
-arm's salt comes before the client's: requests share blocks where both their arms and their own salts are equal.
+arm's salt comes before the client's: requests share blocks where their arms and their own salts are equal.
 """
 
 from typing import Any, NamedTuple

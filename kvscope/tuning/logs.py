@@ -17,7 +17,7 @@ from kvscope.analysis.formats.fields import first_text, unix_seconds
 from kvscope.analysis.formats.sources import BrokenStreamError, opened
 from kvscope.errors import UsageError
 from kvscope.model.prompt import Prompt
-from kvscope.prompts.routes import route_of
+from kvscope.prompts.routes import RouteMiner
 
 _TENANT_KEYS = ("tenant", "tenant_id")
 
@@ -39,9 +39,10 @@ def read_prompts(paths: Sequence[Path]) -> ReadResult:
     """
     prompts: list[Prompt] = []
     skipped: list[tuple[int, str]] = []
+    miner = RouteMiner()
     for path in paths:
         named = f"{path.name}: " if len(paths) > 1 else ""
-        for number, found in _prompts(path):
+        for number, found in _prompts(path, miner):
             if isinstance(found, Prompt):
                 prompts.append(found)
             else:
@@ -54,14 +55,14 @@ def read_prompts(paths: Sequence[Path]) -> ReadResult:
     return ReadResult(prompts=tuple(prompts), skipped=tuple(skipped))
 
 
-def _prompts(path: Path) -> Iterator[tuple[int, Prompt | str]]:
+def _prompts(path: Path, miner: RouteMiner) -> Iterator[tuple[int, Prompt | str]]:
     """Yield each line's number with its prompt, or why there is none."""
     number = 0
     last_at = 0.0
     with opened(path) as lines:
         try:
             for number, line in lines:
-                found = _prompt(line, f"{path.name}:{number}", last_at)
+                found = _prompt(line, f"{path.name}:{number}", last_at, miner)
                 if isinstance(found, Prompt):
                     last_at = found.arrived_at
                 if found is not None:
@@ -70,7 +71,7 @@ def _prompts(path: Path) -> Iterator[tuple[int, Prompt | str]]:
             yield number + 1, str(error)
 
 
-def _prompt(line: bytes, name: str, last_at: float) -> Prompt | str | None:
+def _prompt(line: bytes, name: str, last_at: float, miner: RouteMiner) -> Prompt | str | None:
     """Return the prompt of one line, or why there is none; None for a blank line."""
     if not line.strip():
         return None
@@ -91,7 +92,7 @@ def _prompt(line: bytes, name: str, last_at: float) -> Prompt | str | None:
     return Prompt(
         request_id=first_text(value, ID_KEYS) or name,
         api=api,
-        route=route_of(api, body, first_text(value, ("route",))),
+        route=miner.route(api, body, first_text(value, ("route",))),
         arrived_at=at,
         body=body,
         sent_body=body,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvscope.model.prompt import TransformSpec
 from kvscope.prompts.entropy import character_entropy
-from kvscope.prompts.routes import route_of
+from kvscope.prompts.routes import RouteMiner
 from kvscope.prompts.segments import prompt_text, segments
 from kvscope.prompts.transforms import apply_transforms
 from kvscope.prompts.values import find_values, kind_at, line_key, line_key_hash
@@ -116,7 +116,7 @@ def test_any_body_has_segments_a_route_and_an_entropy(
 ) -> None:
     text = prompt_text(segments(api, body))
     assert 0 <= character_entropy(text) <= 21
-    assert route_of(api, body, header) == route_of(api, copy.deepcopy(body), header)
+    assert RouteMiner().route(api, body, header) == RouteMiner().route(api, copy.deepcopy(body), header)
 
 
 VALUE_TEXTS = st.text() | st.text(alphabet="0123456789abcdefTZ:-/. @_年月日\n", max_size=80) | TEXTS

@@ -3,7 +3,7 @@
 import pytest
 
 from kvscope.prompts.entropy import character_entropy
-from kvscope.prompts.routes import route_of
+from kvscope.prompts.routes import RouteMiner
 from kvscope.prompts.segments import prompt_text, segments
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -59,7 +59,7 @@ def test_completion_segments(body: dict[str, object], found: list[tuple[str, int
 def test_bodies_that_are_not_understood_have_no_text(body: dict[str, object]) -> None:
     assert segments("chat", body) == ()
     assert prompt_text(segments("chat", body)) == ""
-    assert route_of("chat", body, None).startswith("auto-")
+    assert RouteMiner().route("chat", body, None).startswith("auto-")
 
 
 def _chat(system: str, tools: list[object] | None = None, model: str = "m") -> dict[str, object]:
@@ -71,14 +71,15 @@ def _chat(system: str, tools: list[object] | None = None, model: str = "m") -> d
 
 
 def test_mined_route_ignores_values_and_order() -> None:
-    one = route_of("chat", _chat("Time: 2026-11-29 17:31:05\nYou help.", [WEATHER, CLOCK]), None)
-    other = route_of("chat", _chat("You help.\nTime: 2027-01-01 00:00:00", [CLOCK, WEATHER]), None)
+    miner = RouteMiner()
+    one = miner.route("chat", _chat("Time: 2026-11-29 17:31:05\nYou help.", [WEATHER, CLOCK]), None)
+    other = miner.route("chat", _chat("You help.\nTime: 2027-01-01 00:00:00", [CLOCK, WEATHER]), None)
     assert one == other
     assert len(one) == len("auto-") + 8
     different = {
-        route_of("chat", body, None)
+        miner.route("chat", body, None)
         for body in (
-            _chat("You help.", [WEATHER, CLOCK]),
+            _chat("Never say a word.", [WEATHER, CLOCK]),
             _chat("Time: 2026-11-29 17:31:05\nYou help.", [CLOCK]),
             _chat("Time: 2026-11-29 17:31:05\nYou help.", [WEATHER, CLOCK], model="n"),
             {"prompt": "x", "model": "m"},
@@ -88,10 +89,10 @@ def test_mined_route_ignores_values_and_order() -> None:
 
 
 def test_declared_route_wins() -> None:
-    assert route_of("chat", _chat("x"), " support ") == "support"
-    assert len(route_of("chat", _chat("x"), "r" * 500)) == 128
-    assert route_of("chat", _chat("x"), "a\x00b").startswith("auto-")
-    assert route_of("chat", _chat("x"), "  ") == route_of("chat", _chat("x"), None)
+    assert RouteMiner().route("chat", _chat("x"), " support ") == "support"
+    assert len(RouteMiner().route("chat", _chat("x"), "r" * 500)) == 128
+    assert RouteMiner().route("chat", _chat("x"), "a\x00b").startswith("auto-")
+    assert RouteMiner().route("chat", _chat("x"), "  ") == RouteMiner().route("chat", _chat("x"), None)
 
 
 @pytest.mark.parametrize(

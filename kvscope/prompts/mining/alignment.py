@@ -1,0 +1,152 @@
+"""Aligns prompts of one route token by token: what all of them say, and where each says something of its own.
+
+Tokens are words or their hashes, so nothing but hashes need be kept. Two texts are aligned at the tokens that
+stand once in both (patience, after Bram Cohen's diff), and between these again, so that the work is nearly
+linear in the texts.
+"""
+
+import dataclasses
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+
+_MAJORITY = 0.5
+_TOKEN = re.compile(r"\s*\S+|\s+$")
+
+Tokens = Sequence[Hashable]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MinedSegment:
+    """A piece of a template: ``tokens`` that most prompts have here; none where each has its own.
+
+    ``distinct`` counts the different fillings that were seen of a varying place (1 for a static piece);
+    ``longest`` is the most tokens that one of them has.
+    """
+
+    tokens: tuple[Hashable, ...]
+    distinct: int
+    longest: int
+
+    @property
+    def static(self) -> bool:
+        """Whether most prompts say the same here."""
+        return bool(self.tokens)
+
+
+def tokens_of(text: str) -> list[str]:
+    """Return the words of ``text``, each with the space before it: joined they are the text."""
+    return _TOKEN.findall(text)
+
+
+def mined_segments(texts: Sequence[Tokens]) -> list[MinedSegment]:
+    """Return what ``texts`` have in common and where they vary; a token of most texts is one of the template.
+
+    A tenth of noise in every text is outvoted, where there are a dozen texts or more.
+    """
+    if not texts:
+        return []
+    backbone = sorted(texts, key=len)[len(texts) // 2]
+    places = [_aligned(backbone, text) for text in texts]
+    need = len(texts) * _MAJORITY
+    common = [sum(place[at] >= 0 for place in places) > need for at in range(len(backbone))]
+    pieces: list[MinedSegment] = []
+    static: list[Hashable] = []
+    at = 0
+    while at <= len(backbone):
+        # what others have between the last common token and the next one
+        end = at
+        while end < len(backbone) and not common[end]:
+            end += 1
+        fillings = _fillings(texts, places, at, end, len(backbone))
+        agreed, votes = fillings.most_common(1)[0] if fillings else ((), 0)
+        if votes * 2 > fillings.total() or not fillings:
+            static.extend(agreed)
+        else:
+            _close(pieces, static)
+            pieces.append(MinedSegment((), len(fillings), max(map(len, fillings))))
+        if end < len(backbone):
+            static.append(backbone[end])
+        at = end + 1
+    _close(pieces, static)
+    return pieces
+
+
+def _close(pieces: list[MinedSegment], static: list[Hashable]) -> None:
+    if static:
+        pieces.append(MinedSegment(tuple(static), 1, len(static)))
+        static.clear()
+
+
+def _fillings(
+    texts: Sequence[Tokens], places: Sequence[Sequence[int]], start: int, end: int, length: int
+) -> Counter[tuple[Hashable, ...]]:
+    """Count what texts have at ``start`` to ``end`` of the backbone; those that miss an edge say nothing."""
+    found: Counter[tuple[Hashable, ...]] = Counter()
+    for text, place in zip(texts, places, strict=True):
+        low = 0 if start == 0 else place[start - 1] + 1
+        high = len(text) if end == length else place[end]
+        edges = (start == 0 or place[start - 1] >= 0) and high >= 0
+        if edges:
+            found[tuple(text[low:high])] += 1
+    return found
+
+
+def _aligned(one: Tokens, other: Tokens) -> list[int]:
+    """Return for each token of ``one`` the place of its like in ``other``, or -1; places only grow."""
+    found = [-1] * len(one)
+    todo = [(0, len(one), 0, len(other))]
+    while todo:
+        low, high, low2, high2 = todo.pop()
+        while low < high and low2 < high2 and one[low] == other[low2]:
+            found[low] = low2
+            low, low2 = low + 1, low2 + 1
+        while low < high and low2 < high2 and one[high - 1] == other[high2 - 1]:
+            high, high2 = high - 1, high2 - 1
+            found[high] = high2
+        anchors = _anchors(one, other, (low, high, low2, high2))
+        for anchor, place in anchors:
+            found[anchor] = place
+        edges = [(low - 1, low2 - 1), *anchors, (high, high2)] if anchors else []
+        todo.extend(
+            (first[0] + 1, second[0], first[1] + 1, second[1])
+            for first, second in pairwise(edges)
+            if first[0] + 1 < second[0] and first[1] + 1 < second[1]
+        )
+    return found
+
+
+def _anchors(one: Tokens, other: Tokens, within: tuple[int, int, int, int]) -> list[tuple[int, int]]:
+    """Return pairs of places of tokens that stand once in both ranges, as many as keep their order."""
+    low, high, low2, high2 = within
+    once, once2 = _once(one, low, high), _once(other, low2, high2)
+    pairs = [(place, once2[token]) for token, place in once.items() if token in once2]
+    pairs.sort()
+    # the longest increasing run of places, by patience sorting
+    tops: list[int] = []
+    piles: list[int] = []  # index of the pair on top of each pile
+    before: list[int] = []
+    for number, (_, place) in enumerate(pairs):
+        pile = bisect_left(tops, place)
+        before.append(piles[pile - 1] if pile else -1)
+        tops[pile : pile + 1] = [place]
+        piles[pile : pile + 1] = [number]
+    chosen: list[tuple[int, int]] = []
+    number = piles[-1] if piles else -1
+    while number >= 0:
+        chosen.append(pairs[number])
+        number = before[number]
+    return chosen[::-1]
+
+
+def _once(tokens: Tokens, low: int, high: int) -> dict[Hashable, int]:
+    found: dict[Hashable, int] = {}
+    twice: set[Hashable] = set()
+    for place in range(low, high):
+        token = tokens[place]
+        if token in found:
+            twice.add(token)
+        found[token] = place
+    return {token: place for token, place in found.items() if token not in twice}
