@@ -17,7 +17,7 @@ from collectors.gateway.observe import Observer, observer_of
 from collectors.gateway.settings import GatewaySettings
 from collectors.gateway.usage import UsageStripper, asking, can_ask
 from kvscope.pipeline.contracts import CollectorContext, Decision
-from kvscope.prompts.routes import ROUTE_HEADER, route_of
+from kvscope.prompts.routes import ROUTE_HEADER, RouteMiner
 from kvscope.prompts.salts import with_arm_salt
 from kvscope.prompts.segments import CHAT, COMPLETION, sequences_asked
 from kvscope.prompts.transforms import AS_SENT, apply_transforms, layout_name
@@ -44,6 +44,7 @@ class Intake:
         self._layouts = layouts
         self._fingerprints: dict[str, str | None] = {}  # by engine
         self._used_ids = UsedIds()
+        self._routes = RouteMiner()
 
     def begin(self, api: str, raw_headers: RawHeaders, raw: bytes) -> tuple[Call, Headers]:
         """Return the call for a request that was read, and the headers that it needs beside its own."""
@@ -68,7 +69,7 @@ class Intake:
         )
         if body is not None:
             with self._metrics.fail_open("route"):
-                call.route = route_of(*chat_view(api, body), headers.get(ROUTE_HEADER))
+                call.route = self._routes.route(*chat_view(api, body), headers.get(ROUTE_HEADER))
         return call, ids.added
 
     def decide(self, call: Call) -> None:

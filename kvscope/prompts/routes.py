@@ -49,11 +49,6 @@ class RouteMiner:
         return group.route(api, body)
 
 
-def route_of(api: str, body: Mapping[str, Any], header: str | None) -> str:
-    """Return the route that a request gets where it is the first of its kind."""
-    return RouteMiner().route(api, body, header)
-
-
 class _Group:
     """The traffic of one api and model."""
 

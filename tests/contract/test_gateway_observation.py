@@ -10,7 +10,7 @@ import pytest
 from kvscope.model.prompt import TransformSpec
 from kvscope.pipeline.contracts import Decision
 from kvscope.prompts.entropy import character_entropy
-from kvscope.prompts.routes import route_of
+from kvscope.prompts.routes import RouteMiner
 from kvscope.prompts.values import line_key_hash
 from tests.support.gateway import (
     CHAT,
@@ -71,7 +71,7 @@ async def test_a_streams_record() -> None:
         "prompt_entropy": character_entropy(text),
         "session": "u-7",
         "tenant": "acme",
-        "route": route_of("chat", body, None),
+        "route": RouteMiner().route("chat", body, None),
         "prompt_layout": "as_sent",
     }
     assert 0 < record["ttft_client_seconds"] < 5
