@@ -148,7 +148,9 @@ def _note_message_event(seen: Observation, event: Mapping[str, Any]) -> bool:
         _take_message_usage(seen, event.get("usage"))
     elif kind == "content_block_start" and isinstance(block := event.get("content_block"), dict):
         seen.tool_calls += block.get("type") == "tool_use"
-    return kind == "content_block_delta"
+    if kind != "content_block_delta" or not isinstance(delta := event.get("delta"), dict):
+        return False
+    return delta.get("type") != "signature_delta"  # it vouches for what was said before
 
 
 def _note_message(seen: Observation, answer: Mapping[str, Any]) -> None:
@@ -202,7 +204,7 @@ DIALECTS: Mapping[str, Dialect] = {
         note_answer=_note_response,
     ),
     MESSAGES: Dialect(
-        running=b'"type":"content_block_delta"',
+        running=b'"type":"content_block_delta","delta":{"type":"t',  # text or thinking
         last=b"event: message_stop",
         note_event=_note_message_event,
         note_answer=_note_message,
