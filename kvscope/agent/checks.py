@@ -12,6 +12,7 @@ from kvscope.clock import iso, system_clock
 from kvscope.model.cache_config import cache_configs
 from kvscope.model.request import RequestRecord, Source, Status
 from kvscope.reports.content import SumLine
+from kvscope.reports.disagreement import Reason, reasons
 from kvscope.reports.sums import engine_sums
 from kvscope.stats.histograms import buckets_by_replica, histogram_quantile
 from kvscope.store.database import Store
@@ -22,12 +23,17 @@ _RECENT = 200
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that should hold; ``fix`` says what to do when it does not."""
+    """One thing that should hold; ``fix`` says what to do when it does not.
+
+    ``difference_tokens`` and ``reasons`` are of sums: how far counter and records are apart, and likely why.
+    """
 
     name: str
     ok: bool
     detail: str
     fix: str = ""
+    difference_tokens: int | None = None
+    reasons: tuple[Reason, ...] = ()
 
 
 def run_checks(store: Store, *, vllm: str | None, agent: str, patience_seconds: float = 15.0) -> list[Check]:
@@ -93,12 +99,17 @@ def _engine(url: str) -> Iterator[Check]:
             fix="start it, or name it with --vllm URL",
         )
         return
-    version, _ = _get(f"{url}/version")
+    yield Check(name="vllm", ok=True, detail=f"{url} answers, version {_version(url) or 'unknown'}")
+
+
+def _version(url: str) -> str | None:
+    """Return what the engine says of itself, or None where it says nothing."""
+    body, _ = _get(f"{url}/version")
     try:
-        shown = json.loads(version or "{}").get("version", "unknown")
+        told = json.loads(body or "{}").get("version")
     except (ValueError, AttributeError):
-        shown = "unknown"
-    yield Check(name="vllm", ok=True, detail=f"{url} answers, version {shown}")
+        return None
+    return told if isinstance(told, str) else None
 
 
 def _cache(store: Store) -> Iterator[Check]:
@@ -223,11 +234,14 @@ def _compared(store: Store, line: SumLine, *, newer_than: float | None) -> Check
         f"{line.engine}: the engine counted {line.counter_tokens:,} cached tokens,"
         f" the records hold {line.record_tokens:,}, as of {iso(line.last_at)}"
     )
-    fix = "requests that bypass the gateway, or a version before 0.27, make a difference"
-    if line.unknown_requests:
-        detail += f"; {line.unknown_requests} requests (aborted, failed, or without usage) do not tell theirs"
-    if line.agree is None and line.counter_tokens > line.record_tokens:
-        fix = (
-            "the difference can be theirs: vLLM counts the hits of aborted requests and reports them nowhere"
-        )
-    return Check(name=name, ok=line.agree is True, detail=detail, fix=fix)
+    likely = reasons(store, line, version=_version(line.engine))
+    if likely:
+        detail += f"; {'; '.join(reason.detail for reason in likely)}"
+    return Check(
+        name=name,
+        ok=line.agree is True,
+        detail=detail,
+        fix=likely[0].fix if likely else "",
+        difference_tokens=line.difference_tokens,
+        reasons=likely,
+    )

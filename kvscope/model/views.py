@@ -93,3 +93,38 @@ class EngineCounters:
     queries: float
     hits: float
     external_hits: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSums:
+    """Sums over the requests that one engine may have looked up, to be compared with its counters.
+
+    ``aborted``, ``failed`` and ``untold`` count the requests whose cached tokens no source told, by how they
+    ended; ``untold`` ones ended well, or it is not known how.
+    """
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    aborted: int
+    failed: int
+    untold: int
+
+    @property
+    def unknown(self) -> int:
+        """Requests whose cached tokens are unknown."""
+        return self.aborted + self.failed + self.untold
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLife:
+    """What an engine's metrics tell beside its prefix-cache counters.
+
+    ``prompt_tokens`` is the growth of the counter that vLLM raises with each first output token, None where
+    it was not scraped; ``starts`` counts the different process starts that were seen, ``changes`` how often
+    one followed another.
+    """
+
+    prompt_tokens: float | None
+    starts: int
+    changes: int

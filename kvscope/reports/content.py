@@ -183,6 +183,11 @@ class SumLine:
     unknown_requests: int
     agree: bool | None
 
+    @property
+    def difference_tokens(self) -> int:
+        """How many cached tokens the engine counted beyond those of the records; see ``disagreement``."""
+        return self.counter_tokens - self.record_tokens
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:

@@ -2,12 +2,21 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, Select, case, func, or_, select
+from sqlalchemy import Connection, Select, func, select
 
-from kvscope.model.request import RequestRecord, Status
+from kvscope.model.request import RequestRecord
 from kvscope.model.telemetry import MetricSample
-from kvscope.model.views import ConflictRow, EngineCounters, HitRow, MissRow, SpreadRow, TimelineRow
-from kvscope.store import counters, missed, rows, schema, totals
+from kvscope.model.views import (
+    ConflictRow,
+    EngineCounters,
+    EngineLife,
+    HitRow,
+    MissRow,
+    RecordSums,
+    SpreadRow,
+    TimelineRow,
+)
+from kvscope.store import comparison, counters, missed, rows, schema, totals
 from kvscope.store.engines import Engines
 from kvscope.store.retention import pruned_between
 from kvscope.store.totals import UNKNOWN_KEY, By, Grouping
@@ -102,22 +111,21 @@ class Reader:
     def cached_tokens_between(self, engine: str, first_at: float, last_at: float) -> tuple[int, int]:
         """Return the sum of cached tokens of ``engine``'s requests that arrived within the times.
 
-        The second number counts those whose cached tokens no source told; rejected ones never reached the
-        engine and do not count. Requests that retention removed are in both numbers.
+        The second number counts those whose cached tokens no source told; rejected ones, and those that no
+        server took, never reached the engine and do not count. Requests that retention removed are in both.
         """
-        query = select(
-            func.coalesce(func.sum(_R.cached_tokens), 0),
-            func.count(case((_R.cached_tokens.is_(None), 1))),
-        ).where(
-            _R.engine == engine,
-            _R.arrived_at >= first_at,
-            _R.arrived_at <= last_at,
-            or_(_R.status.is_(None), _R.status != Status.REJECTED.value),
-        )
         with self._engines.reading() as connection:
-            cached, unknown = connection.execute(query).one()
+            sums = comparison.record_sums(connection, engine, first_at, last_at)
             gone_cached, gone_unknown = pruned_between(connection, engine, first_at, last_at)
-        return int(cached) + gone_cached, int(unknown) + gone_unknown
+        return sums.cached_tokens + gone_cached, sums.unknown + gone_unknown
+
+    def compared(self, engine: str, first_at: float, last_at: float) -> tuple[RecordSums, EngineLife]:
+        """Return what tells why ``engine``'s counters and its stored records may differ within the times."""
+        with self._engines.reading() as connection:
+            return (
+                comparison.record_sums(connection, engine, first_at, last_at),
+                comparison.engine_life(connection, engine, first_at, last_at),
+            )
 
     def span_count(self) -> int:
         """Return how many spans are stored."""
