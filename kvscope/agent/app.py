@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry, Counter
 from kvscope.agent.admin import admin_app
 from kvscope.agent.advising import tokenizer_of
 from kvscope.agent.caches import CacheConfigs
+from kvscope.agent.comparing import Comparing
 from kvscope.agent.export import Exporter
+from kvscope.agent.export_metrics import MetricsSender, RequestMeasures
 from kvscope.agent.loops import Advisor, Loop
 from kvscope.agent.upkeep import Upkeep
 from kvscope.analysis.live import Analyser
@@ -30,6 +32,7 @@ from kvscope.store.database import open_store
 
 _LOG = logging.getLogger(__name__)
 _ROLL_UP_SECONDS = 15.0
+_COMPARE_SECONDS = 30.0
 
 
 class Agent:
@@ -60,7 +63,11 @@ class Agent:
         )
         self._writer.subscribe(self._caches.on_committed)
         self._writer.subscribe(self._analyser.on_committed)
-        self._exporter = Exporter(settings.export, clock=clock, registry=self._registry)
+        measures = RequestMeasures()
+        self._exporter = Exporter(settings.export, clock=clock, registry=self._registry, note=measures.note)
+        self._metrics = MetricsSender(
+            settings.export, measures=measures, clock=clock, registry=self._registry
+        )
         self._writer.subscribe(self._exporter.on_committed)
         policy = LivePolicy()
         self._controller = Controller(
@@ -102,6 +109,8 @@ class Agent:
             )
         keep = settings.retention
         self._upkeep = Upkeep(self._store, keep_days=keep.days, clock=clock)
+        comparing = Comparing(self._store, self._registry)
+        self._loops.append(Loop("sums", comparing.compare, _COMPARE_SECONDS, failures))
         self._loops.append(Loop("rollups", self._upkeep.roll_up, _ROLL_UP_SECONDS, failures))
         if keep.days:
             self._loops.append(Loop("retention", self._upkeep.prune, keep.interval_seconds, failures))
@@ -132,6 +141,8 @@ class Agent:
 
     async def _start(self) -> None:
         # first, so that it stops last and hears all that is written
+        self._metrics.start()
+        self._stops.append(("metrics", self._stop_metrics))
         self._exporter.start()
         self._stops.append(("export", self._stop_exporter))
         self._writer.start()
@@ -177,6 +188,9 @@ class Agent:
             _LOG.error("%d items could not be written before the end", left)
         elif self._spool is not None and self._spool.items:
             _LOG.warning("%d items wait on disk; the next start writes them", self._spool.items)
+
+    async def _stop_metrics(self) -> None:
+        await asyncio.to_thread(self._metrics.stop)
 
     async def _stop_exporter(self) -> None:
         await asyncio.to_thread(self._exporter.stop)

@@ -85,10 +85,13 @@ class Exporter:
         clock: Clock,
         registry: CollectorRegistry,
         exporter: SpanExporter | None = None,
+        note: Callable[[RequestRecord], None] = lambda _: None,
     ) -> None:
+        """Hand each record whose span is made to ``note`` as well."""
         self._settings = settings
         self._clock = clock
         self._exporter = exporter
+        self._note = note
         self._spans = Counter(
             "kvscope_export_spans",
             "Finished requests by what became of their span.",
@@ -168,7 +171,10 @@ class Exporter:
 
     def _hand_on(self, *, all_of_them: bool = False) -> None:
         now = self._clock()
-        spans = [span_of(record, now=now) for record in self._joiner.whole(now, all_of_them=all_of_them)]
+        records = list(self._joiner.whole(now, all_of_them=all_of_them))
+        for record in records:
+            self._note(record)
+        spans = [span_of(record, now=now) for record in records]
         if not spans:
             return
         with self._changed:

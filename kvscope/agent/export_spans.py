@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from urllib.parse import urlsplit
 
+from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -27,11 +28,11 @@ SPAN_NAME = "kvscope.inference"
 _Value = str | int | float | tuple[str, ...]
 
 _MICROSECONDS = 1e6
-_HTTP_PORT, _HTTP_PATH = 4318, "/v1/traces"
+_HTTP_PORT, _HTTP_PATH, _METRICS_PATH = 4318, "/v1/traces", "/v1/metrics"
 _TRACE_ID, _SPAN_ID = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_RESOURCE = Resource({"service.name": "kvscope"})
-_SCOPE = InstrumentationScope("kvscope", version("kvscope"))
+RESOURCE = Resource({"service.name": "kvscope"})
+SCOPE = InstrumentationScope("kvscope", version("kvscope"))
 
 _ATTRIBUTES = {
     "model": "gen_ai.request.model",
@@ -57,13 +58,15 @@ _ATTRIBUTES = {
 
 
 SENDER = "kvscope-export-sender"
-"""Name of the thread that sends."""
+"""Name of the thread that sends spans."""
+METRICS_SENDER = "kvscope-export-metrics"
+"""Name of the thread that sends metrics."""
 
 
 class _NotFromSender(logging.Filter):
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.threadName != SENDER
+        return record.threadName not in (SENDER, METRICS_SENDER)
 
 
 _NOT_FROM_SENDER = _NotFromSender()
@@ -84,10 +87,10 @@ def span_of(record: RequestRecord, *, now: float) -> ReadableSpan:
             trace_id or int.from_bytes(own[:16], "big") or 1, int.from_bytes(own[16:], "big") or 1
         ),
         parent=_context(trace_id, parent_id) if trace_id and parent_id else None,
-        resource=_RESOURCE,
+        resource=RESOURCE,
         attributes=dict(_attributes(record)),
         kind=SpanKind.INTERNAL,
-        instrumentation_scope=_SCOPE,
+        instrumentation_scope=SCOPE,
         status=Status(StatusCode.ERROR if record.status is RequestStatus.ERROR else StatusCode.UNSET),
         start_time=_nanoseconds(start),
         end_time=_nanoseconds(start + (record.e2e_seconds or 0.0)),
@@ -114,17 +117,17 @@ def _context(trace_id: int, span_id: int) -> SpanContext:
 def _attributes(record: RequestRecord) -> Iterator[tuple[str, _Value]]:
     for field, name in _ATTRIBUTES.items():
         if (value := getattr(record, field)) is not None:
-            yield name, _text(value) if isinstance(value, str) else value
+            yield name, attribute_text(value) if isinstance(value, str) else value
     if record.finish_reason is not None:
-        yield "gen_ai.response.finish_reasons", (_text(record.finish_reason),)
+        yield "gen_ai.response.finish_reasons", (attribute_text(record.finish_reason),)
     if record.status not in (None, RequestStatus.OK):
         yield "error.type", str(record.status)
     for cause, tokens in (record.causes or {}).items():
         yield f"kvscope.miss.{cause}", tokens
 
 
-def _text(value: str) -> str:
-    """Return ``value`` as protobuf takes it: a client's JSON may hold halves of characters."""
+def attribute_text(value: str) -> str:
+    """Return ``value`` as protobuf takes it; a client's JSON may hold halves of characters."""
     return value.encode("utf-8", "replace").decode()
 
 
@@ -132,17 +135,11 @@ def otlp_exporter(endpoint: str, *, timeout_seconds: float) -> SpanExporter:
     """Return the SDK's exporter for ``endpoint``: OTLP/HTTP where it has a path or port 4318, else gRPC.
 
     Headers are the SDK's to read, from OTEL_EXPORTER_OTLP_HEADERS. Its log lines about failures, one for each
-    try, are left out where they come from the thread ``SENDER``: kvscope says it once.
+    try, are left out where they come from kvscope's own threads: it says it once.
     """
-    for name in (
-        "proto.grpc.exporter",
-        "proto.grpc.trace_exporter",
-        "proto.http.trace_exporter",
-        "common.http",
-    ):
-        logging.getLogger(f"opentelemetry.exporter.otlp.{name}").addFilter(_NOT_FROM_SENDER)
+    _hush("proto.grpc.exporter", "proto.grpc.trace_exporter", "proto.http.trace_exporter", "common.http")
     parts = urlsplit(endpoint)
-    if parts.path.strip("/") or parts.port == _HTTP_PORT:
+    if _is_http(endpoint):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
         url = endpoint if parts.path.strip("/") else endpoint.rstrip("/") + _HTTP_PATH
@@ -150,3 +147,30 @@ def otlp_exporter(endpoint: str, *, timeout_seconds: float) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
     return GrpcExporter(endpoint=endpoint, insecure=parts.scheme != "https", timeout=timeout_seconds)
+
+
+def metric_exporter(endpoint: str, *, timeout_seconds: float) -> MetricExporter:
+    """Return the SDK's exporter of metrics for the endpoint of spans, chosen as ``otlp_exporter`` chooses.
+
+    Where the endpoint's path ends in ``/v1/traces``, metrics go to ``/v1/metrics`` beside it.
+    """
+    _hush("proto.grpc.exporter", "proto.grpc.metric_exporter", "proto.http.metric_exporter", "common.http")
+    if _is_http(endpoint):
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
+
+        base = endpoint.rstrip("/").removesuffix(_HTTP_PATH)
+        return HttpExporter(endpoint=base + _METRICS_PATH, timeout=timeout_seconds)
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
+
+    secure = urlsplit(endpoint).scheme == "https"
+    return GrpcExporter(endpoint=endpoint, insecure=not secure, timeout=timeout_seconds)
+
+
+def _is_http(endpoint: str) -> bool:
+    parts = urlsplit(endpoint)
+    return bool(parts.path.strip("/")) or parts.port == _HTTP_PORT
+
+
+def _hush(*names: str) -> None:
+    for name in names:
+        logging.getLogger(f"opentelemetry.exporter.otlp.{name}").addFilter(_NOT_FROM_SENDER)

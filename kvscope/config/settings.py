@@ -46,7 +46,7 @@ class RetentionSettings(_Part):
 
 
 class ExportSettings(_Part):
-    """Where finished requests are sent as OTLP spans with the names of the GenAI conventions."""
+    """Where finished requests are sent as OTLP spans and metrics with the names of the GenAI conventions."""
 
     endpoint: str | None = Field(
         None,
@@ -59,6 +59,12 @@ class ExportSettings(_Part):
     open_requests: int = Field(20_000, gt=0, description="Requests whose further parts are waited for.")
     queue_spans: int = Field(10_000, gt=0, description="Spans that may wait to be sent; the oldest go first.")
     timeout_seconds: float = Field(5.0, gt=0, description="Seconds that one call may take.")
+    metrics_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds between two exports of metrics to the endpoint, kvscope's own and those of "
+        "requests by model, route and engine; 0 sends spans alone.",
+    )
 
     @field_validator("endpoint")
     @classmethod

@@ -27,9 +27,7 @@ class EngineOptions:
 
     model: Path
     otlp_endpoint: str  # of the agent's OTLP receiver over gRPC, e.g. http://127.0.0.1:4317
-    middleware_endpoint: str | None = (
-        None  # of the agent's middleware receiver; vLLM alone has the middleware
-    )
+    middleware_endpoint: str | None = None  # of the agent's receiver; vLLM's alone
     block_size: int = 32  # vLLM's CPU build takes multiples of 32 only
     blocks: int = 1_200
     max_model_len: int = 8_192
