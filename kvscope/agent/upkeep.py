@@ -25,7 +25,10 @@ class Upkeep:
         self._at_work = threading.Lock()
 
     async def roll_up(self) -> None:
-        """Roll up the minutes that have ended; raises ``UnreachableError`` when the store is away."""
+        """Roll up the minutes that have ended, and make room for the days to come.
+
+        Raises ``UnreachableError`` when the store is away.
+        """
         await asyncio.to_thread(self._work, self._roll_up)
 
     async def prune(self) -> None:
@@ -44,6 +47,7 @@ class Upkeep:
                 work(self._stopping.is_set)
 
     def _roll_up(self, stop: Stop) -> None:
+        self._store.partitions.make_ahead(self._clock())
         self._store.rollups.refresh(self._clock(), stop=stop)
 
     def _prune(self, stop: Stop) -> None:

@@ -1,5 +1,6 @@
 """Bulk statements: compiled once, run with tuples, and halved around rows that the database will not take."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,10 +8,19 @@ from sqlalchemy import ColumnElement, Connection, Dialect, Insert, Table, Text, 
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kvscope.store import clean, schema
+from kvscope.store.engines import COPY
 from kvscope.store.faults import is_data_error
 from kvscope.store.rows import Row
 
 _WRITERS_LOCK = 0x6B76_7377  # "kvsw"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bulk:
+    """How rows get into one table: ``copy`` is quickest and fails where one is there already."""
+
+    insert: str
+    copy: str | None
 
 
 class Statements:
@@ -22,9 +32,9 @@ class Statements:
         self.spans = self._insert_or_ignore(schema.spans)
         self.series = self._insert_or_ignore(schema.metric_series)
         self.samples = self._insert_or_ignore(schema.metric_samples)
-        self.misses = self._compile(self.insert(schema.misses))
-        self.new_requests = self._compile(self.insert(schema.requests))
-        self.requests = self._compile(self.upsert(schema.requests))
+        self.misses = self._new(schema.misses)
+        self.new_requests = self._new(schema.requests)
+        self.requests = Bulk(insert=self._compile(self.upsert(schema.requests)), copy=None)
         self.changes = self._compile(self.upsert(schema.rollup_changes))
 
     def insert(self, table: Table) -> Any:
@@ -58,8 +68,19 @@ class Statements:
         if not self.on_sqlite:
             connection.execute(select(func.pg_advisory_xact_lock(_WRITERS_LOCK)))
 
-    def _insert_or_ignore(self, table: Table) -> str:
-        return self._compile(self.insert(table).on_conflict_do_nothing())
+    def _new(self, table: Table) -> Bulk:
+        """Return the statements for rows of which none is there."""
+        return Bulk(insert=self._compile(self.insert(table)), copy=self._copy(table))
+
+    def _insert_or_ignore(self, table: Table) -> Bulk:
+        return Bulk(insert=self._compile(self.insert(table).on_conflict_do_nothing()), copy=self._copy(table))
+
+    def _copy(self, table: Table) -> str | None:
+        if self.on_sqlite:
+            return None
+        quote = self._dialect.identifier_preparer.quote
+        columns = ", ".join(quote(column.name) for column in table.columns)
+        return f"{COPY}{quote(table.name)} ({columns}) FROM STDIN"
 
     def _compile(self, insert: Any) -> str:
         columns = [column.name for column in insert.table.columns]
@@ -69,13 +90,28 @@ class Statements:
         return str(compiled)
 
 
-def run(connection: Connection, sql: str, rows: Sequence[Row]) -> list[Row]:
-    """Run ``sql`` for all ``rows`` and return those that the database refused; the others are done.
+def run(connection: Connection, bulk: Bulk, rows: Sequence[Row]) -> list[Row]:
+    """Put all ``rows`` into a table and return those that the database refused; the others are in.
 
     Raises what the driver raises when not a row but the database is at fault.
     """
-    if not rows:
+    if not rows or (bulk.copy is not None and _is_done(connection, bulk.copy, rows)):
         return []
+    return _inserted(connection, bulk.insert, rows)
+
+
+def _inserted(connection: Connection, sql: str, rows: Sequence[Row]) -> list[Row]:
+    """Insert what can be, halving around what the database refuses, and return that."""
+    if _is_done(connection, sql, rows):
+        return []
+    if len(rows) == 1:
+        return list(rows)
+    middle = len(rows) // 2
+    return _inserted(connection, sql, rows[:middle]) + _inserted(connection, sql, rows[middle:])
+
+
+def _is_done(connection: Connection, sql: str, rows: Sequence[Row]) -> bool:
+    """Run ``sql`` for all ``rows``; False, with nothing done, where a row is at fault."""
     savepoint = connection.begin_nested()
     try:
         connection.exec_driver_sql(sql, list(rows))
@@ -83,10 +119,6 @@ def run(connection: Connection, sql: str, rows: Sequence[Row]) -> list[Row]:
         if not is_data_error(error):
             raise  # the whole transaction ends; on a full disk SQLite has already ended it, savepoint and all
         savepoint.rollback()
-    else:
-        savepoint.commit()
-        return []
-    if len(rows) == 1:
-        return list(rows)
-    middle = len(rows) // 2
-    return run(connection, sql, rows[:middle]) + run(connection, sql, rows[middle:])
+        return False
+    savepoint.commit()
+    return True

@@ -6,6 +6,7 @@ from kvscope.store import migrate
 from kvscope.store.advice import AdviceStore
 from kvscope.store.engines import Engines, connect
 from kvscope.store.experiments import ExperimentStore
+from kvscope.store.partitions import Partitions
 from kvscope.store.prompt_blocks import PromptBlockStore
 from kvscope.store.reader import Reader
 from kvscope.store.retention import Retention
@@ -25,6 +26,7 @@ class Store:
     experiments: ExperimentStore
     retention: Retention
     rollups: Rollups
+    partitions: Partitions
     prompt_blocks: PromptBlockStore
     engines: Engines
 
@@ -53,6 +55,7 @@ def open_store(url: str, *, upgrade: bool = False) -> Store:
         experiments=ExperimentStore(engines),
         retention=Retention(engines),
         rollups=Rollups(engines),
+        partitions=Partitions(engines),
         prompt_blocks=PromptBlockStore(engines),
         engines=engines,
     )

@@ -3,7 +3,7 @@
 import dataclasses
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ _READERS = 4
 _JOURNAL_BYTES = 64 * 2**20
 # locks first: what is read within the transaction cannot be outdated by another writer
 _EXCLUSIVE = "BEGIN IMMEDIATE"
+COPY = "COPY "
+"""How a statement begins whose rows PostgreSQL reads as a stream."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +134,29 @@ def _postgresql(location: Location) -> Engines:
         )
 
     readers = engine(size=_READERS, isolation_level="REPEATABLE READ")
+    writer = engine(size=1)
+
+    # within SQLAlchemy's own call, so that errors and lost connections are its business as ever
+    @event.listens_for(writer, "do_execute")
+    def _copy_one(cursor: Any, statement: str, row: Any, _context: Any) -> bool:
+        return _copied(cursor, statement, [row])
+
+    @event.listens_for(writer, "do_executemany")
+    def _copy_all(cursor: Any, statement: str, rows: Any, _context: Any) -> bool:
+        return _copied(cursor, statement, rows)
+
     return Engines(
         location=location,
-        writer=engine(size=1),
+        writer=writer,
         readers=readers.execution_options(postgresql_readonly=True),
     )
+
+
+def _copied(cursor: Any, statement: str, rows: Sequence[Any]) -> bool:
+    """Send ``rows`` where ``statement`` is a COPY; False leaves another statement to SQLAlchemy."""
+    if not statement.startswith(COPY):
+        return False
+    with cursor.copy(statement) as copy:
+        for row in rows:
+            copy.write_row(row)
+    return True

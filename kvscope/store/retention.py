@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, or_, select, tuple_
 
-from kvscope.model.request import Status
 from kvscope.store import counters, minutes, schema
 from kvscope.store.bulk import Statements
+from kvscope.store.comparison import reached
 from kvscope.store.engines import Engines
+from kvscope.store.partitions import Partitions, loose
 
 _ROWS = 500
 _PAGES = 256  # a step of incremental vacuum: 1 MB
@@ -25,7 +26,6 @@ _INCREMENTAL = 2  # what `PRAGMA auto_vacuum` calls it
 
 _R = schema.requests.c
 _M = schema.misses.c
-_S = schema.spans.c
 _V = schema.metric_samples.c
 _P = schema.pruned_requests.c
 
@@ -54,6 +54,7 @@ class Retention:
     def __init__(self, engines: Engines, *, rows: int = _ROWS) -> None:
         self._engines = engines
         self._statements = Statements(engines.writer.dialect)
+        self._partitions = Partitions(engines)
         self._rows = rows
 
     def prune(self, before_at: float, *, stop: Callable[[], bool] = lambda: False) -> Pruned:
@@ -65,14 +66,21 @@ class Retention:
         with self._engines.reading() as connection:
             beginnings = counters.beginnings(connection)
             alive = _heard_since(connection, before_at)
-        steps = _Steps(before_at=before_at, rows=self._rows, statements=self._statements)
+        steps = _Steps(
+            before_at=before_at,
+            rows=self._rows,
+            statements=self._statements,
+            loose_spans=loose(self._engines, schema.spans),
+            loose_samples=loose(self._engines, schema.metric_samples),
+        )
         firsts = {
             engine: min(first for _, first in pairs)
             for engine, pairs in beginnings.items()
             if engine in alive
         }
         requests, misses = self._repeat(lambda c: steps.requests(c, firsts), stop)
-        spans, _ = self._repeat(steps.spans, stop)
+        spans = self._partitions.drop(schema.spans, before_at)
+        spans += self._repeat(steps.spans, stop)[0]
         baselines = {engine: sorted({at for at, _ in pairs}) for engine, pairs in beginnings.items()}
         samples = self._prune_samples(steps, alive, baselines, stop)
         self._forget_sums(alive, before_at)
@@ -124,7 +132,7 @@ class Retention:
                 else frozenset[float]()
                 for one in series
             }
-        removed = 0
+        removed = self._partitions.drop(schema.metric_samples, steps.before_at, kept)
         for one in series:
             pruning = _SeriesStep(steps, one.id, kept[one.id])
             removed += self._repeat(pruning, stop)[0]
@@ -158,6 +166,8 @@ class _Steps:
     before_at: float
     rows: int
     statements: Statements
+    loose_spans: Table
+    loose_samples: Table
     reached_at: float = float("-inf")  # requests of running experiments before it are passed over
 
     def requests(self, connection: Connection, firsts: Mapping[str, float]) -> tuple[int, int] | None:
@@ -165,7 +175,7 @@ class _Steps:
         self.statements.lock_requests(connection)
         running = select(schema.experiments.c.id).where(schema.experiments.c.ended_at.is_(None))
         oldest = (
-            select(_R.request_id, _R.engine, _R.arrived_at, _R.cached_tokens, _R.status)
+            select(_R.request_id, _R.engine, _R.arrived_at, _R.cached_tokens, reached(_R).label("reached"))
             .where(
                 _R.arrived_at >= self.reached_at,
                 _R.arrived_at < self.before_at,
@@ -186,13 +196,11 @@ class _Steps:
             connection.execute(delete(table).where(self.statements.among(table.c.request_id, ids)))
         minutes.mark(connection, self.statements, [row.arrived_at for row in found])
         for engine, first_at in firsts.items():
-            reached = [
-                row
-                for row in found
-                if row.engine == engine and row.arrived_at >= first_at and row.status != Status.REJECTED
+            counted = [
+                row for row in found if row.engine == engine and row.arrived_at >= first_at and row.reached
             ]
-            if reached:
-                self._add_to_sum(connection, engine, first_at, reached)
+            if counted:
+                self._add_to_sum(connection, engine, first_at, counted)
         return len(ids), missed
 
     def _add_to_sum(self, connection: Connection, engine: str, first_at: float, rows: Sequence[Any]) -> None:
@@ -213,13 +221,16 @@ class _Steps:
 
     def spans(self, connection: Connection) -> tuple[int, int] | None:
         """Remove spans."""
+        s = self.loose_spans.c
         oldest = (
-            select(_S.trace_id, _S.span_id)
-            .where(_S.start_at < self.before_at)
-            .order_by(_S.start_at)
+            select(s.trace_id, s.span_id)
+            .where(s.start_at < self.before_at)
+            .order_by(s.start_at)
             .limit(self.rows)
         )
-        gone = delete(schema.spans).where(tuple_(_S.trace_id, _S.span_id).in_(oldest))
+        gone = delete(self.loose_spans).where(
+            tuple_(s.trace_id, s.span_id).in_(oldest), s.start_at < self.before_at
+        )
         removed = connection.execute(gone).rowcount
         return (removed, 0) if removed else None
 
@@ -234,19 +245,20 @@ class _SeriesStep:
         self._reached_at = float("-inf")
 
     def __call__(self, connection: Connection) -> tuple[int, int] | None:
-        this: ColumnElement[bool] = _V.series_id == self._series_id
+        v = self._steps.loose_samples.c
+        this: ColumnElement[bool] = v.series_id == self._series_id
         oldest = (
-            select(_V.at)
-            .where(this, _V.at > self._reached_at, _V.at < self._steps.before_at)
-            .order_by(_V.at)
+            select(v.at)
+            .where(this, v.at > self._reached_at, v.at < self._steps.before_at)
+            .order_by(v.at)
             .limit(self._steps.rows)
             .subquery()
         )
         last_at = connection.execute(select(func.max(oldest.c.at))).scalar()
         if last_at is None:
             return None
-        gone = delete(schema.metric_samples).where(
-            this, _V.at > self._reached_at, _V.at <= last_at, _V.at.not_in(tuple(self._kept))
+        gone = delete(self._steps.loose_samples).where(
+            this, v.at > self._reached_at, v.at <= last_at, v.at.not_in(tuple(self._kept))
         )
         removed = connection.execute(gone).rowcount
         self._reached_at = last_at

@@ -103,6 +103,7 @@ requests = Table(
     Index(None, "experiment", "arm"),
 )
 
+# PostgreSQL keeps spans and samples in partitions by day; there `start_at` is part of the key of spans.
 spans = Table(
     "spans",
     metadata,
