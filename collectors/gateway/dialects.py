@@ -56,7 +56,7 @@ def take_openai_usage(seen: Observation, usage: Any) -> None:
     """Note the tokens that a chat's or completion's ``usage`` tells."""
     if isinstance(usage, dict):
         details = usage.get("prompt_tokens_details")
-        # vLLM up to 0.23 says null for "none cached" and for "not told": both stay unknown
+        # vLLM up to 0.23 says null for "none cached" and for "not told": the recorder tells them apart
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         seen.take_tokens(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
 
