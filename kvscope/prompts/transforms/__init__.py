@@ -9,10 +9,13 @@ from typing import Any
 
 from kvscope.errors import UsageError
 from kvscope.model.prompt import Risk, TransformSpec
-from kvscope.prompts.transforms.base import Transform
+from kvscope.prompts.transforms.base import Params, Transform
+from kvscope.prompts.transforms.blocks import FIX_EXAMPLE_ORDER, SORT_DOCUMENTS
+from kvscope.prompts.transforms.coarse import COARSEN_VOLATILE, DROP_VOLATILE
+from kvscope.prompts.transforms.padding import ALIGN_BLOCK
 from kvscope.prompts.transforms.tools import CANONICAL_JSON, SORT_TOOLS
 from kvscope.prompts.transforms.variant import USE_VARIANT
-from kvscope.prompts.transforms.volatile import MOVE_VOLATILE
+from kvscope.prompts.transforms.volatile import MOVE_VOLATILE, SPLIT_TENANT
 from kvscope.prompts.transforms.whitespace import NORMALIZE_WHITESPACE
 
 __all__ = ["AS_SENT", "TRANSFORMS", "apply_transforms", "check_spec", "describe", "layout_name", "risk_of"]
@@ -23,7 +26,20 @@ AS_SENT = "as_sent"
 TRANSFORMS: Mapping[str, Transform] = {
     transform.kind: transform
     # The order of this table is the order of application: one set of transforms gives one prompt.
-    for transform in (USE_VARIANT, MOVE_VOLATILE, SORT_TOOLS, CANONICAL_JSON, NORMALIZE_WHITESPACE)
+    # Lines move before spaces are put in order, spaces before JSON is recognised, padding comes last.
+    for transform in (
+        USE_VARIANT,
+        DROP_VOLATILE,
+        COARSEN_VOLATILE,
+        SPLIT_TENANT,
+        MOVE_VOLATILE,
+        NORMALIZE_WHITESPACE,
+        SORT_TOOLS,
+        CANONICAL_JSON,
+        SORT_DOCUMENTS,
+        FIX_EXAMPLE_ORDER,
+        ALIGN_BLOCK,
+    )
 }
 
 
@@ -32,13 +48,26 @@ def apply_transforms(specs: Sequence[TransformSpec], api: str, body: dict[str, A
 
     The order of ``specs`` does not matter. Raises ``UsageError`` for an unknown kind or wrong parameters.
     """
+    asked: dict[str, list[Params]] = {}
     for spec in specs:
         check_spec(spec)
+        transform = TRANSFORMS[spec.kind]
+        asked.setdefault(transform.applied_with or spec.kind, []).append(transform.rewritten(spec.params))
+    changed = body
     for kind, transform in TRANSFORMS.items():
-        params = [spec.params for spec in specs if spec.kind == kind]
-        if params:
-            body = transform.apply(api, body, params)
-    return body
+        if params := asked.get(kind):
+            changed = transform.apply(api, changed, params)
+    return body if _same(changed, body) else changed
+
+
+def _same(changed: dict[str, Any], body: dict[str, Any]) -> bool:
+    """Tell whether texts that went one way came back: one transform may undo what another did."""
+    if changed is body:
+        return True
+    texts = ("messages", "prompt")
+    return changed.keys() == body.keys() and all(
+        changed[key] is body[key] or (key in texts and changed[key] == body[key]) for key in body
+    )
 
 
 def check_spec(spec: TransformSpec) -> None:

@@ -31,6 +31,8 @@ class Transform:
     describe: Callable[[Params], str]
     apply: Callable[[str, Body, Sequence[Params]], Body]
     check: Callable[[Params], None] = no_params
+    applied_with: str | None = None  # the kind whose ``apply`` does this one too, at the same time
+    rewritten: Callable[[Params], Params] = lambda params: params  # what that one gets
 
 
 def map_message_texts(body: Body, change: Callable[[str, str], str]) -> Body:

@@ -4,10 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from kvscope.errors import UsageError
 from kvscope.model.prompt import Risk
 from kvscope.prompts.routes import tool_name
 from kvscope.prompts.segments import CHAT
-from kvscope.prompts.transforms.base import Body, Params, Transform
+from kvscope.prompts.transforms.base import Body, Params, Transform, map_message_texts
+from kvscope.prompts.transforms.json_text import sort_json
 
 _KEYWORDS = (
     "type",
@@ -42,12 +44,30 @@ def _sort_tools(api: str, body: Body, _params: Sequence[Params]) -> Body:
     return {**body, "tools": ordered}
 
 
-def _canonical_json(api: str, body: Body, _params: Sequence[Params]) -> Body:
+def _canonical_json(api: str, body: Body, params: Sequence[Params]) -> Body:
+    if api == CHAT and any(each.get("texts") for each in params):
+        # what the engine wrote stays: its tokens are in the cache in just that form
+        body = map_message_texts(body, lambda role, text: text if role == "assistant" else sort_json(text))
     tools = _function_tools(api, body)
     if tools is None:
         return body
     ordered = [_canonical(tool) for tool in tools]
     return {**body, "tools": ordered} if json.dumps(ordered) != json.dumps(tools) else body
+
+
+def _check_canonical(params: Params) -> None:
+    if params.keys() - {"texts"} or not isinstance(params.get("texts", False), bool):
+        raise UsageError("canonical_json takes `texts`, true or false, and nothing else")
+
+
+def _describe_canonical(params: Params) -> str:
+    texts = " and of JSON in texts other than the assistant's" if params.get("texts") else ""
+    return f"Writes the keys of every tool's schema{texts} in one fixed order."
+
+
+def written_canonically(value: Any) -> str:
+    """Return JSON with sorted keys, to compare by."""
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _function_tools(api: str, body: Body) -> list[Any] | None:
@@ -93,6 +113,7 @@ SORT_TOOLS = Transform(
 CANONICAL_JSON = Transform(
     kind="canonical_json",
     risk=Risk.SAFE,
-    describe=lambda _: "Writes the keys of every tool's schema in one fixed order.",
+    describe=_describe_canonical,
     apply=_canonical_json,
+    check=_check_canonical,
 )

@@ -1,121 +1,124 @@
-"""Moves lines whose values change from request to request behind everything that stays the same."""
+"""Moves lines whose values change behind what stays the same, and a tenant's lines behind what all share."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvscope.errors import UsageError
 from kvscope.model.prompt import Risk
 from kvscope.prompts.segments import CHAT
 from kvscope.prompts.transforms.base import Body, Params, Transform
-from kvscope.prompts.values import line_key_hash
+from kvscope.prompts.transforms.lines import (
+    INSTRUCTIONS,
+    appended,
+    check_lines,
+    keys_by_role,
+    lines_told,
+    map_lines,
+)
 
-_KEY = re.compile(r"[0-9a-f]{16}")
 _USER = "user"
+_LAST_TURN, _SYSTEM_END = "last_turn", "system_end"
+_PLACES = {
+    _LAST_TURN: "to the end of the last user message",
+    _SYSTEM_END: "to the end of the last message of that role at the prompt's head",
+}
+_TENANT = "tenant"  # set for the lines of `split_tenant`, which stand before what changes more often
 
 
 def _check(params: Params) -> None:
-    role, keys = params.get("role"), params.get("line_keys")
-    if not isinstance(role, str) or not role:
-        raise UsageError("move_volatile needs `role`, the role of the messages whose lines move")
-    if not isinstance(keys, list | tuple) or not all(isinstance(k, str) and _KEY.fullmatch(k) for k in keys):
-        raise UsageError("move_volatile needs `line_keys`, a list of keys of 16 hex digits each")
-    if unknown := params.keys() - {"role", "line_keys"}:
-        raise UsageError(f"move_volatile takes `role` and `line_keys`, found {', '.join(sorted(unknown))}")
+    check_lines("move_volatile", params, more={"to": _PLACES})
+    if params.get("to") == _SYSTEM_END and params["role"] not in INSTRUCTIONS:
+        raise UsageError(
+            f"move_volatile: only lines of {' and '.join(INSTRUCTIONS)} messages move to system_end"
+        )
+
+
+def _check_tenant(params: Params) -> None:
+    check_lines("split_tenant", params)
+    if params["role"] not in INSTRUCTIONS:
+        raise UsageError(f"split_tenant is about {' and '.join(INSTRUCTIONS)} messages")
 
 
 def _describe(params: Params) -> str:
-    keys = params.get("line_keys", ())
-    return (
-        f"Moves {len(keys)} changing line{'' if len(keys) == 1 else 's'} of {params.get('role')} messages "
-        "to the end of the last user message, after a blank line, in their order."
-    )
+    place = _PLACES[params.get("to", _LAST_TURN)]
+    return f"Moves {lines_told(params)} {place}, after a blank line, in their order."
 
 
-def _move_volatile(api: str, body: Body, params: Sequence[Params]) -> Body:
-    messages = body.get("messages")
-    if api != CHAT or not isinstance(messages, list):
+def _move(api: str, body: Body, params: Sequence[Params]) -> Body:
+    """Move lines behind what stays, a tenant's before volatile ones; all at once, so that twice is once."""
+    if api != CHAT or not isinstance(body.get("messages"), list):
         return body
-    target = _last_user(messages)
-    if target is None:
+    changed = _to_last_turn(body, [each for each in params if each.get("to", _LAST_TURN) == _LAST_TURN])
+    return _to_system_end(changed, [each for each in params if each.get("to") == _SYSTEM_END])
+
+
+def _to_last_turn(body: Body, params: Sequence[Params]) -> Body:
+    messages: list[Any] = body["messages"]
+    target = _last(messages, (_USER,), len(messages))
+    if target is None or not params:
         return body
-    keys: dict[str, set[str]] = {}
-    for each in params:
-        keys.setdefault(each["role"], set()).update(each["line_keys"])
     moved: list[str] = []
-    changed = [_take(message, keys, moved) for message in messages[: target + 1]]
+    # what stands behind the last user message keeps its lines: an agent's newer turns come after it
+    head = _taken({**body, "messages": messages[: target + 1]}, params, moved)
     if not moved:
         return body
-    changed[target] = {**changed[target], "content": _append(changed[target]["content"], moved)}
-    if changed[target] == messages[target] and all(
-        new is old for new, old in zip(changed[:target], messages, strict=False)
-    ):
-        return body
+    changed = list(head["messages"])
+    changed[target] = {**changed[target], "content": appended(changed[target]["content"], moved)}
     return {**body, "messages": [*changed, *messages[target + 1 :]]}
 
 
-def _last_user(messages: list[Any]) -> int | None:
-    """Return the index of the last user message, or None where there is none with a known content."""
-    for index in range(len(messages) - 1, -1, -1):
+def _to_system_end(body: Body, params: Sequence[Params]) -> Body:
+    for role in INSTRUCTIONS:
+        own = [each for each in params if each["role"] == role]
+        messages: list[Any] = body["messages"]
+        target = _last(messages, (role,), _head(messages))
+        if target is None or not own:
+            continue
+        moved: list[str] = []
+        head: Body = {**body, "messages": messages[: target + 1]}
+        for tenant in (True, False):
+            head = _taken(head, [each for each in own if bool(each.get(_TENANT)) is tenant], moved)
+        if moved:
+            changed = list(head["messages"])
+            changed[target] = {**changed[target], "content": appended(changed[target]["content"], moved)}
+            body = {**body, "messages": [*changed, *messages[target + 1 :]]}
+    return body
+
+
+def _taken(body: Body, params: Sequence[Params], moved: list[str]) -> Body:
+    """Return ``body`` without the lines that ``params`` name; these are added to ``moved``."""
+    return map_lines(CHAT, body, keys_by_role(params), lambda _role, _key, line: moved.append(line.rstrip()))
+
+
+def _last(messages: list[Any], roles: Sequence[str], before: int) -> int | None:
+    """Return the index of the last message of ``roles``, or None where there is none with a known content."""
+    for index in range(before - 1, -1, -1):
         message = messages[index]
-        if isinstance(message, dict) and message.get("role") == _USER:
+        if isinstance(message, dict) and message.get("role") in roles:
             return index if isinstance(message.get("content"), str | list) else None
     return None
 
 
-def _take(message: Any, keys: Mapping[str, set[str]], moved: list[str]) -> Any:
-    """Return the message without the lines that move; these are added to ``moved``."""
-    if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
-        return message
-    wanted = keys.get(role)
-    content = message.get("content")
-    if not wanted or not isinstance(content, str | list):
-        return message
-    before = len(moved)
-    if isinstance(content, str):
-        new: Any = _without(content, wanted, moved)
-    else:
-        new = [_part_without(part, wanted, moved) for part in content]
-    return message if len(moved) == before else {**message, "content": new}
-
-
-def _part_without(part: Any, wanted: set[str], moved: list[str]) -> Any:
-    if isinstance(part, str):
-        return _without(part, wanted, moved)
-    if isinstance(part, dict) and isinstance(text := part.get("text"), str):
-        return {**part, "text": _without(text, wanted, moved)}
-    return part
-
-
-def _without(text: str, wanted: set[str], moved: list[str]) -> str:
-    kept: list[str] = []
-    for line in text.split("\n"):
-        if line.strip() and line_key_hash(line) in wanted:
-            moved.append(line.rstrip())
-        else:
-            kept.append(line)
-    return "\n".join(kept)
-
-
-def _append(content: str | list[Any], lines: Sequence[str]) -> str | list[Any]:
-    """Return the content with the lines after a blank line behind its last text."""
-    if isinstance(content, str):
-        return _joined(content, lines)
-    for index in range(len(content) - 1, -1, -1):
-        part = content[index]
-        if isinstance(part, str):
-            return [*content[:index], _joined(part, lines), *content[index + 1 :]]
-        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
-            new = {**part, "text": _joined(text, lines)}
-            return [*content[:index], new, *content[index + 1 :]]
-    return [*content, {"type": "text", "text": "\n".join(lines)}]
-
-
-def _joined(text: str, lines: Sequence[str]) -> str:
-    kept = text.rstrip()
-    return "\n".join([kept, "", *lines] if kept else lines)
+def _head(messages: list[Any]) -> int:
+    """Return how many messages of instructions stand at the head."""
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in INSTRUCTIONS:
+            return index
+    return len(messages)
 
 
 MOVE_VOLATILE = Transform(
-    kind="move_volatile", risk=Risk.REVIEW, describe=_describe, apply=_move_volatile, check=_check
+    kind="move_volatile", risk=Risk.REVIEW, describe=_describe, apply=_move, check=_check
+)
+SPLIT_TENANT = Transform(
+    kind="split_tenant",
+    risk=Risk.REVIEW,
+    describe=lambda params: (
+        f"Moves {lines_told(params)} {_PLACES[_SYSTEM_END]}, after a blank line and before other lines that"
+        " move there: what all tenants share comes first."
+    ),
+    apply=_move,
+    check=_check_tenant,
+    applied_with=MOVE_VOLATILE.kind,
+    rewritten=lambda params: {**params, "to": _SYSTEM_END, _TENANT: True},
 )

@@ -8,6 +8,7 @@ import pytest
 from kvscope.errors import UsageError
 from kvscope.model.prompt import Risk, TransformSpec
 from kvscope.prompts.transforms import TRANSFORMS, apply_transforms, describe, layout_name, risk_of
+from kvscope.prompts.transforms.variant import use_variant
 from kvscope.prompts.values import line_key_hash
 
 SORT, CANONICAL, WHITESPACE = (
@@ -209,14 +210,30 @@ def test_order_of_specs_does_not_matter() -> None:
     }
     specs = [WHITESPACE, CANONICAL, move("Time: 1"), SORT]
     assert changed(specs, body) == changed(specs[::-1], body)
-    assert layout_name(specs) == "move_volatile+sort_tools+canonical_json+normalize_whitespace"
+    assert layout_name(specs) == "move_volatile+normalize_whitespace+sort_tools+canonical_json"
     assert layout_name([]) == "as_sent"
 
 
 def test_every_kind_has_a_risk_and_one_line() -> None:
-    specs = [SORT, CANONICAL, WHITESPACE, move("Time: 1")]
+    lines = {"role": "system", "line_keys": [line_key_hash("Time: 1")]}
+    safe = [SORT, CANONICAL, WHITESPACE, TransformSpec(kind="canonical_json", params={"texts": True})]
+    review = [
+        move("Time: 1"),
+        TransformSpec(kind="split_tenant", params=lines),
+        TransformSpec(kind="align_block", params={**lines, "padding": "\n\n"}),
+        TransformSpec(kind="sort_documents"),
+        TransformSpec(kind="fix_example_order"),
+        use_variant("short"),
+    ]
+    quality = [
+        TransformSpec(kind="drop_volatile", params=lines),
+        TransformSpec(kind="coarsen_volatile", params={**lines, "to": "hour"}),
+    ]
+    specs = [*safe, *review, *quality]
     assert {spec.kind for spec in specs} == TRANSFORMS.keys()
-    assert [risk_of(spec) for spec in specs] == [Risk.SAFE] * 3 + [Risk.REVIEW]
+    assert {risk_of(spec) for spec in safe} == {Risk.SAFE}
+    assert {risk_of(spec) for spec in review} == {Risk.REVIEW}
+    assert {risk_of(spec) for spec in quality} == {Risk.QUALITY}
     for spec in specs:
         assert describe(spec).endswith(".")
         assert "\n" not in describe(spec)
@@ -230,6 +247,15 @@ def test_every_kind_has_a_risk_and_one_line() -> None:
         TransformSpec(kind="move_volatile"),
         TransformSpec(kind="move_volatile", params={"role": "system", "line_keys": ["short"]}),
         TransformSpec(kind="move_volatile", params={"role": "system", "line_keys": [], "to": "end"}),
+        TransformSpec(kind="move_volatile", params={"role": "user", "line_keys": [], "to": "system_end"}),
+        TransformSpec(kind="split_tenant", params={"role": "user", "line_keys": []}),
+        TransformSpec(kind="coarsen_volatile", params={"role": "system", "line_keys": []}),
+        TransformSpec(kind="coarsen_volatile", params={"role": "system", "line_keys": [], "to": "year"}),
+        TransformSpec(kind="drop_volatile", params={"role": "system", "line_keys": [], "to": "hour"}),
+        TransformSpec(kind="canonical_json", params={"texts": 1}),
+        TransformSpec(kind="align_block", params={"role": "system", "line_keys": [], "padding": "x\n"}),
+        TransformSpec(kind="align_block", params={"role": "system", "line_keys": [], "padding": " "}),
+        TransformSpec(kind="use_variant"),
     ],
 )
 def test_wrong_specs_are_usage_errors(spec: TransformSpec) -> None:
