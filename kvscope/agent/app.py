@@ -21,7 +21,7 @@ from kvscope.analysis.live import Analyser
 from kvscope.clock import Clock, system_clock
 from kvscope.config.load import spool_folder
 from kvscope.config.settings import AgentSettings
-from kvscope.errors import ConfigError
+from kvscope.errors import ConfigError, UnreachableError
 from kvscope.experiments.controller import Controller
 from kvscope.experiments.policy import LivePolicy
 from kvscope.pipeline.contracts import Collector, CollectorContext, CollectorFactory
@@ -48,7 +48,19 @@ class Agent:
         self._settings = settings
         self._registry = CollectorRegistry()
         self._stops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-        self._store = open_store(settings.db, upgrade=settings.db.startswith("sqlite"))
+        in_a_file = settings.db.startswith("sqlite")
+        conflicts = Counter(
+            "kvscope_conflicts",
+            "Fields of requests of which another source tells another value than the one taken.",
+            ["field", "source", "other"],
+            registry=self._registry,
+        )
+        self._store = open_store(
+            settings.db,
+            upgrade=in_a_file,
+            may_be_away=not in_a_file,
+            on_conflict=lambda told, requests: conflicts.labels(*told).inc(requests),
+        )
         self._spool = _spool_of(settings, self._registry)
         tokenizer: Path | str = settings.tokenizer or settings.upstreams[0]
         self._writer = Writer(self._store.batches, settings.writer, self._registry, spool=self._spool)
@@ -150,7 +162,10 @@ class Agent:
         self._analyser.start()
         self._stops.append(("analyser", self._stop_analyser))
         # promoted layouts and running experiments are in force from the first request on
-        await self._step()
+        try:
+            await self._step()
+        except UnreachableError as error:
+            _LOG.warning("no promoted layout and no experiment is in force yet: %s", error)
         for loop in self._loops:
             loop.start()
             self._stops.append((loop.name, loop.stop))

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvscope.clock import iso, system_clock
 from kvscope.model.cache_config import cache_configs
-from kvscope.model.request import RequestRecord, Source, Status
+from kvscope.model.request import TOKEN_FIELDS, RequestRecord, Source, Status
 from kvscope.reports.content import SumLine
 from kvscope.reports.disagreement import Reason, reasons
 from kvscope.reports.sums import engine_sums
@@ -19,6 +19,8 @@ from kvscope.store.database import Store
 
 _TIMEOUT_SECONDS = 3.0
 _RECENT = 200
+_DAY_SECONDS = 86_400.0
+_SHOWN_CONFLICTS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ def run_checks(store: Store, *, vllm: str | None, agent: str, patience_seconds: 
     checks += _latency(store)
     checks += _sources(records)
     checks += _ids(records)
+    checks += _conflicts(store)
     checks += _sums(store, patience_seconds, alive=checks[0].ok)
     return checks
 
@@ -187,6 +190,22 @@ def _ids(records: list[RequestRecord]) -> Iterator[Check]:
             " their tokens add up, their times do not belong together",
             fix="let clients and proxies send a new X-Request-Id with each request, or none",
         )
+
+
+def _conflicts(store: Store) -> Iterator[Check]:
+    """Tell where sources contradict each other; only differing counts are wrong for sure.
+
+    A client may leave where the engine ends well, and a proxy may know a model by another name.
+    """
+    rows = store.reader.conflicts(since_at=system_clock() - _DAY_SECONDS)
+    told = [f"{row.field}: {row.other} contradicts {row.source} in {row.requests:,} requests" for row in rows]
+    more = f"; and {len(told) - _SHOWN_CONFLICTS} more" if len(told) > _SHOWN_CONFLICTS else ""
+    yield Check(
+        name="sources agree",
+        ok=not any(row.field in TOKEN_FIELDS for row in rows),
+        detail=("; ".join(told[:_SHOWN_CONFLICTS]) or "no source contradicts another in the last day") + more,
+        fix="look at such a request with `kvscope requests --json`: its `conflicts` name the fields",
+    )
 
 
 def _sums(store: Store, patience_seconds: float, *, alive: bool) -> Iterator[Check]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import Connection, delete, select
 
@@ -18,17 +18,18 @@ _LOG = logging.getLogger(__name__)
 
 Conflict = tuple[str, str, str]
 """A field, the source whose value was taken, and the one that told another."""
+OnConflict = Callable[[Conflict, int], None]
+"""Hears of new conflicts after the commit, and of how many requests."""
 
 
 class SqlBatchStore:
     """The store as the pipeline's writer sees it."""
 
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self, engines: Engines, on_conflict: OnConflict | None = None) -> None:
         self._engines = engines
+        self._on_conflict = on_conflict
         self._statements = bulk.Statements(engines.writer.dialect)
         self._known_series: frozenset[int] = frozenset()
-        self.conflicts: Counter[Conflict] = Counter()
-        """How often a source was found to tell otherwise since the store was opened."""
 
     def write(self, batches: Sequence[Batch]) -> int:
         """Write and commit ``batches``; return how many items were refused, wholly or in part.
@@ -56,7 +57,9 @@ class SqlBatchStore:
             work.run(connection)
         # only now: a series of a transaction that was rolled back does not exist
         self._known_series |= work.series.keys()
-        self.conflicts.update(work.conflicts)
+        if self._on_conflict is not None:
+            for conflict, requests in work.conflicts.items():
+                self._on_conflict(conflict, requests)
         return work.refused
 
 
