@@ -49,6 +49,8 @@ class Agent:
         self._registry = CollectorRegistry()
         self._stops: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         in_a_file = settings.db.startswith("sqlite")
+        # where an agent has spooled for this store before, its address is known to be right
+        known = bool(settings.spool.max_bytes) and spool_folder(settings).is_dir()
         conflicts = Counter(
             "kvscope_conflicts",
             "Fields of requests of which another source tells another value than the one taken.",
@@ -58,7 +60,7 @@ class Agent:
         self._store = open_store(
             settings.db,
             upgrade=in_a_file,
-            may_be_away=not in_a_file,
+            may_be_away=known and not in_a_file,
             on_conflict=lambda told, requests: conflicts.labels(*told).inc(requests),
         )
         self._spool = _spool_of(settings, self._registry)
