@@ -1,9 +1,8 @@
 """What happens to headers on their way through, and the ids that every inference request gets."""
 
 import hashlib
+import random
 import re
-import secrets
-import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ OBSERVED = b"x-kvscope-observed"
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _NOT_IN_HEADERS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_TRACE = "0" * 32
+_RANDOM = random.Random()  # noqa: S311 - ids tell requests apart and keep no secret
 
 
 _REMEMBERED_IDS = 50_000
@@ -68,7 +68,7 @@ class UsedIds:
         if times == 1:
             return wanted
         if not (wanted.isascii() and wanted.isprintable()):  # a body may name what no header can hold
-            return uuid.uuid4().hex
+            return f"{_RANDOM.getrandbits(128):032x}"
         while _key(own := f"{wanted}~{times}") in self._times:
             times = self._note(wanted)
         self._note(own)
@@ -155,12 +155,12 @@ def identify(raw: RawHeaders, body: Mapping[str, Any] | None, used: UsedIds) -> 
             asked_id = own
             added.append((_REQUEST_ID, id_bytes(request_id)))
     else:
-        request_id = uuid.uuid4().hex
+        request_id = f"{_RANDOM.getrandbits(128):032x}"
         added.append((_REQUEST_ID, request_id.encode()))
     parent = told.get(_TRACEPARENT)
     trace_id: str | None
     if parent is None:
-        drawn = secrets.token_hex(24)
+        drawn = f"{_RANDOM.getrandbits(192):048x}"
         trace_id = drawn[:32]
         added.append((_TRACEPARENT, f"00-{trace_id}-{drawn[32:]}-01".encode()))
     else:

@@ -13,7 +13,6 @@ from collectors.gateway.wire import (
     LAST_CHUNK,
     Framing,
     answer_head,
-    chunk,
     framing_of,
     request_head,
 )
@@ -47,6 +46,7 @@ class Exchange:
         "_expects",
         "_held_back",
         "_http11",
+        "_out",
         "_size",
         "_transport",
         "_waiter",
@@ -76,6 +76,7 @@ class Exchange:
         self._http11 = http11
         self._chunked = False
         self._body: list[bytes] = []
+        self._out: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._held_back = False
@@ -148,18 +149,25 @@ class Exchange:
             rows = [*rows, (b"connection", b"close")]
         elif not self._http11:
             rows = [*rows, (b"connection", b"keep-alive")]
-        self._transport.write(answer_head(status, reason, rows))
+        self._out.append(answer_head(status, reason, rows))
 
     def write(self, data: bytes) -> None:
-        """Send a part of the answer's body."""
+        """Put a part of the answer's body behind what is to be sent; ``flush`` sends it."""
         if data:
-            self._transport.write(chunk(data) if self._chunked else data)
+            self._out.append(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def flush(self) -> None:
+        """Send what was put: one packet for all that was read at once, as packets cost most."""
+        if self._out:
+            self._transport.write(b"".join(self._out))
+            self._out.clear()
 
     def finish(self) -> None:
         """End the answer."""
         self.finished = True
         if self._chunked:
-            self._transport.write(LAST_CHUNK)
+            self._out.append(LAST_CHUNK)
+        self.flush()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

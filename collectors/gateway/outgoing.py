@@ -42,6 +42,10 @@ class Receiver(Protocol):
         """A part of its body came ``at`` (monotonic); parts are cut where chunks and reads are."""
         ...
 
+    def flush(self) -> None:
+        """Nothing more was read for now."""
+        ...
+
     def end(self) -> None:
         """The answer is whole."""
         ...
@@ -218,6 +222,7 @@ class ServerConnection(asyncio.Protocol):
         for part in reader.parts:
             receiver.part(part, at)
         reader.parts.clear()
+        receiver.flush()
         if reader.complete:
             self._end(keeps=reader.keeps)
 

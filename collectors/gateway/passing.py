@@ -52,6 +52,10 @@ class _Passage:
         del at
         self._exchange.write(data)
 
+    def flush(self) -> None:
+        """Send what was passed on."""
+        self._exchange.flush()
+
     def end(self) -> None:
         """End the client's answer."""
         self._exchange.finish()

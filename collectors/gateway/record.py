@@ -21,6 +21,7 @@ from kvscope.prompts.segments import prompt_text, segments
 _PIECE_BYTES = 4
 _WAITING_CALLS = 10_000
 _END_SECONDS = 5.0
+_TOGETHER = 64  # one wake-up of the loop for all that wait
 
 _Ended = tuple[Call, Observation, asyncio.AbstractEventLoop, asyncio.Future[None]]
 
@@ -61,12 +62,22 @@ class Recorder:
         return kept
 
     def _work(self) -> None:
-        while (ended := self._ended.get()) is not None:
-            call, observation, loop, kept = ended
-            self._record(call, observation)
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(_settle, kept)
-            self._ended.task_done()
+        while first := self._ended.get():
+            ended: list[_Ended | None] = [first]
+            with contextlib.suppress(queue.Empty):
+                while len(ended) < _TOGETHER and ended[-1] is not None:
+                    ended.append(self._ended.get_nowait())
+            calls = [one for one in ended if one is not None]
+            for call, observation, _, _ in calls:
+                self._record(call, observation)
+            for loop in {one[2] for one in calls}:
+                kept = [one[3] for one in calls if one[2] is loop]
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(_settle, kept)
+            for _ in ended:
+                self._ended.task_done()
+            if ended[-1] is None:
+                return
         self._ended.task_done()
 
     def _record(self, call: Call, observation: Observation) -> None:
@@ -76,7 +87,6 @@ class Recorder:
         if observation.unread:
             metrics.failed_open("observer", "an event that it could not read", observation.unread)
         with metrics.fail_open("record"):
-            self._tell_zero(call, observation)
             part = RequestPart(
                 request_id=call.request_id,
                 source=Source.GATEWAY,
@@ -88,17 +98,6 @@ class Recorder:
             except RetryableIngestError:
                 metrics.lost_records.inc()
 
-    def _tell_zero(self, call: Call, observation: Observation) -> None:
-        """Tell a zero hit from an untold one, for which vLLM to 0.23 says the same nothing.
-
-        A server that told cached tokens of another request was started to tell them; since 0.24 it does so
-        for zero too, and then nothing is left to be told apart.
-        """
-        if observation.cached_tokens is not None:
-            self._telling.add(call.engine)
-        elif call.engine in self._telling and observation.prompt_tokens is not None:
-            observation.cached_tokens = 0
-
 
 def values_of(call: Call, observation: Observation) -> dict[str, Any]:
     """Return what is known of a call that ended, as fields of a request record."""
@@ -106,9 +105,10 @@ def values_of(call: Call, observation: Observation) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _settle(kept: asyncio.Future[None]) -> None:
-    if not kept.done():
-        kept.set_result(None)
+def _settle(kept: Sequence[asyncio.Future[None]]) -> None:
+    for one in kept:
+        if not one.done():
+            one.set_result(None)
 
 
 def _seen(call: Call, observation: Observation) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Relay:
         self._observer: Observer | None = None
         self._status = 0
         self._first = True
-        self._ends_whole = True  # what the client got ends with a whole event
+        self._tail = b""  # what the client got last
         self._faulty = False
         self._streaming = False
         self._last = DIALECTS[call.api].last
@@ -67,20 +67,28 @@ class Relay:
     def part(self, data: bytes, at: float) -> None:
         """Pass on what the observer leaves of a part."""
         if self._observer is not None and not self._faulty:
-            data = self._observed(self._observer, data, at)
+            try:
+                data = self._observer.feed(data, at)
+            except Exception as error:  # noqa: BLE001 - the stream goes on whatever fails beside it
+                data = self._unobserved(error) + data
         if self._held:
-            data, self._held = self._held + data, b""
-        if data:
-            if not self._streaming or self._last in data:
-                self._held = data
-            else:
-                self._write(data)
+            self._write(self._held)
+            self._held = b""
+        if not self._streaming or self._last in data:
+            self._held = data
+        elif data:
+            self._tail = data
+            self._exchange.write(data)
         if self._first:
             self._first = False
             self._call.overhead_seconds += now() - at
 
+    def flush(self) -> None:
+        """Send what was passed on."""
+        self._exchange.flush()
+
     def end(self) -> None:
-        """End the client's answer and settle the call's status."""
+        """Note the end of the answer and settle the call's status."""
         if self._observer is not None and not self._faulty:
             with self._metrics.fail_open("observer"):
                 self._held += self._observer.end()
@@ -103,11 +111,13 @@ class Relay:
             send_error(exchange, error, self._own_headers())
         elif self._streaming and self._observer is not None:
             waiting = self._held + self._observer.broken()
-            separator = b"" if self._ends_whole else b"\n\n"
+            ends_whole = not self._tail or self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+            separator = b"" if ends_whole or self._held else b"\n\n"
             exchange.write(waiting + separator + error_event(str(error), error.kind, error.code))
             exchange.finish()
         else:
             self._write(self._held)
+            exchange.flush()
 
     def refuse(
         self,
@@ -124,17 +134,14 @@ class Relay:
         send_refusal(self._exchange, message, kind, code, rows, param=param)
 
     def _write(self, data: bytes) -> None:
-        self._ends_whole = data.endswith((b"\n\n", b"\r\n\r\n"))
+        self._tail = data
         self._exchange.write(data)
 
-    def _observed(self, observer: Observer, data: bytes, at: float) -> bytes:
-        """Return what the client gets of ``data``; an observer that fails is asked no more."""
-        try:
-            return observer.feed(data, at)
-        except Exception as error:  # noqa: BLE001 - the stream goes on whatever fails beside it
-            self._faulty = True
-            self._metrics.failed_open("observer", type(error).__name__)
-            return observer.broken() + data
+    def _unobserved(self, error: Exception) -> bytes:
+        """Ask the observer, which failed, no more; returns what it held back."""
+        self._faulty = True
+        self._metrics.failed_open("observer", type(error).__name__)
+        return b"" if self._observer is None else self._observer.broken()
 
     def _own_headers(self) -> Headers:
         call = self._call

@@ -28,6 +28,11 @@ class EventSplitter:
         self._waiting = bytearray()
         self._oversized = False
 
+    @property
+    def empty(self) -> bool:
+        """Whether no part of an event waits for its end."""
+        return not self._waiting and not self._oversized
+
     def feed(self, data: bytes) -> list[Piece]:
         """Return what ``data`` completes."""
         if not self._waiting and not self._oversized and _is_one_event(data):

@@ -153,5 +153,8 @@ class _Status:
     def part(self, data: bytes, at: float) -> None:
         """Nothing of the body matters."""
 
+    def flush(self) -> None:
+        """Nothing waits."""
+
     def end(self) -> None:
         """Nothing is left to do."""

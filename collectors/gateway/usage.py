@@ -62,6 +62,11 @@ class UsageStripper:
         self._usage_everywhere = False
         self.fingerprint = fingerprint
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._held
+
     def pass_on(self, piece: Piece, *, chunk: Mapping[str, Any] | None, terminal: bool) -> bytes:
         """Return what of ``piece`` and of what waited goes to the client now."""
         if chunk is not None and chunk.get("usage"):
