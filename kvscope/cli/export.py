@@ -18,8 +18,9 @@ from kvscope.analysis.offline.load import DEFAULT_BLOCK_SIZE
 from kvscope.cli.common import db_option, emit_json, json_option, opened, since_at, since_option
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.progress import reading
-from kvscope.cli.tokenizers import named_tokenizer, tokenizer_option
+from kvscope.cli.tokenizers import tokenizer_option
 from kvscope.errors import UsageError
+from kvscope.prompts.named import named_tokenizer
 
 _STDOUT = "-"
 
@@ -62,13 +63,15 @@ def export(
     from kvscope.config.salt import hash_salt
 
     if output == _STDOUT and as_json:
-        raise UsageError(
-            "lines and JSON document cannot both go to standard output: name a file with -o"
-        )
+        raise UsageError("lines and JSON document cannot both go to standard output: name a file with -o")
     if files and (db is not None or since is not None):
         raise UsageError("--db and --since are of the store: name FILES or them")
     salter = Salter(hash_salt())
-    hasher = Hasher(salter, block_size=block_size or DEFAULT_BLOCK_SIZE, tokenizer=named_tokenizer(tokenizer))
+    hasher = Hasher(
+        salter,
+        block_size=block_size or DEFAULT_BLOCK_SIZE,
+        tokenizer=None if tokenizer is None else named_tokenizer(tokenizer),
+    )
     with _lines(output) as write, reading(files, "writing") as watch:
         exporter = Exporter(hasher, salter, form, write)
         if files:

@@ -16,9 +16,10 @@ from kvscope.analysis.offline.load import DEFAULT_BLOCK_SIZE
 from kvscope.cli.common import db_option, emit_json, json_option
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.progress import reading
-from kvscope.cli.tokenizers import named_tokenizer, tokenizer_option
+from kvscope.cli.tokenizers import tokenizer_option
 from kvscope.errors import UsageError
 from kvscope.pipeline.contracts import Batch
+from kvscope.prompts.named import named_tokenizer
 
 if TYPE_CHECKING:
     from kvscope.store.database import Store
@@ -70,7 +71,7 @@ def import_command(
         hasher = Hasher(
             Salter(hash_salt()),
             block_size=block_size or DEFAULT_BLOCK_SIZE,
-            tokenizer=named_tokenizer(tokenizer),
+            tokenizer=None if tokenizer is None else named_tokenizer(tokenizer),
         )
     elif tokenizer is not None:
         raise UsageError("--tokenizer is for the hashes of --blocks: give both or none")

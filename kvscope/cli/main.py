@@ -24,6 +24,7 @@ _COMMANDS = {
     "experiment": ("kvscope.cli.experiment", "experiment", "Create, start, stop, promote experiments."),
     "export": ("kvscope.cli.export", "export", "Logs and traces as hashes for other tools, without text."),
     "fit": ("kvscope.cli.fit", "fit", "Fit the latency models."),
+    "grid": ("kvscope.cli.grid", "grid", "What many caches would have hit, also on a Ray cluster."),
     "hits": ("kvscope.cli.hits", "hits", "Hit rates and miss causes."),
     "import": ("kvscope.cli.import_", "import_command", "Logs and traces into the store."),
     "predict": ("kvscope.cli.fit", "predict", "Predict a latency with the fitted models."),

@@ -1,4 +1,4 @@
-"""How far the reading of files is, on a terminal."""
+"""How far long work is, on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +30,20 @@ def reading(files: Sequence[Path], after: str) -> Iterator[Callable[[int], None]
             progress.update(task, advance=count, description=after if read >= total else "reading")
 
         yield watch
+
+
+@contextmanager
+def steps(words: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal; give what is to hear how many steps are over, of how many."""
+    if not sys.stderr.isatty():
+        yield lambda _over, _all: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(words, total=None)
+        yield lambda over, total: progress.update(task, completed=over, total=total)
 
 
 def _within(path: Path) -> list[Path]:

@@ -22,8 +22,9 @@ from kvscope.cli.common import (
 )
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.progress import reading
-from kvscope.cli.tokenizers import named_tokenizer, tokenizer_option
+from kvscope.cli.tokenizers import tokenizer_option
 from kvscope.errors import UsageError
+from kvscope.prompts.named import named_tokenizer
 
 
 @click.command()
@@ -77,7 +78,7 @@ def replay(
         policy=policy,
         curve=curve,
         per_request=per_request,
-        tokenizer=named_tokenizer(tokenizer),
+        tokenizer=None if tokenizer is None else named_tokenizer(tokenizer),
     )
     if files and (db is not None or since is not None):
         raise UsageError("--db and --since are of the store: name FILES or them")

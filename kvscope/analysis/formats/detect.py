@@ -64,8 +64,9 @@ def read(
 
     ``block_size`` is that of traces of block ids where it is not their format's usual one. ``named`` is one
     of ``FORMATS`` that all lines have; without it each line's is told by its content. A line that is not good
-    comes as ``BadLine`` and reading goes on. ``watch`` hears of the bytes that were read. Raises ``UsageError`` for a file that cannot be read, and for
-    one that goes on and on without a line of a known format.
+    comes as ``BadLine`` and reading goes on. ``watch`` hears of the bytes that were read. Raises
+    ``UsageError`` for a file that cannot be read, and for one that goes on and on without a line of a known
+    format.
     """
     for path in expanded(paths):
         with opened(path, watch) as lines:

@@ -1,4 +1,4 @@
-"""Logged requests as parts of request records and, where wanted, as salted block hashes: no text leaves here."""
+"""Logged requests as parts of request records and, where wanted, as salted block hashes: no text."""
 
 import dataclasses
 import hashlib

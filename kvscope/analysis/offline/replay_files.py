@@ -36,7 +36,8 @@ def replay_stored(stored: Iterable[PromptBlocks], options: ReplayOptions) -> Rep
     loaded = load_requests(logged(stored), tokenizer=options.tokenizer, keep_ids=options.per_request)
     if not loaded.prompts and not loaded.builder:
         raise UsageError(
-            "the store holds no block hashes of prompts: name files to replay, or `kvscope import --blocks` them"
+            "the store holds no block hashes of prompts: name files to replay, or import them with "
+            "`kvscope import --blocks`"
         )
     return replay_loaded(loaded, options)
 

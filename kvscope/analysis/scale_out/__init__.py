@@ -1,0 +1,1 @@
+"""Many caches replayed on many files: a grid of cells, in this process or on a Ray cluster."""
