@@ -1,5 +1,6 @@
 """OTLP attribute values to plain Python, without prompt text and without what a store cannot hold."""
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ AttributeValue = str | int | float | bool | list[str | int | float | bool]
 
 LONGEST_TEXT = 256  # characters of a key or a text value
 _LONGEST_ID = 4_096  # of a request: a shortened one would join nothing
+_NO_TEXT = -1
 _MOST_ITEMS = 64  # of an array value
 
 # Any other producer's span may carry prompts and answers as text, under names that nobody can list.
@@ -57,38 +59,45 @@ def attributes_of(pairs: Iterable[KeyValue], most: int) -> tuple[dict[str, Attri
     kept: dict[str, AttributeValue] = {}
     dropped = 0
     for pair in pairs:
-        value = _value(pair.key, pair.value) if len(pair.key) <= LONGEST_TEXT else None
-        if value is None or (len(kept) >= most and pair.key not in kept):
+        key, longest = _terms_of(pair.key)
+        value = _value(pair.value, longest) if longest is not None else None
+        if value is None or (len(kept) >= most and key not in kept):
             dropped += 1
         else:
-            kept[clean_text(pair.key)] = value
+            kept[key] = value
     return kept, dropped
 
 
-def _value(key: str, value: AnyValue) -> AttributeValue | None:
-    if value.HasField("array_value"):
-        items = [_scalar(key, item) for item in value.array_value.values[:_MOST_ITEMS]]
+@functools.lru_cache(maxsize=4_096)
+def _terms_of(key: str) -> tuple[str, int | None]:
+    """Return ``key`` as it is kept, and the longest text that is kept of it; None of one that is too long."""
+    if len(key) > LONGEST_TEXT:
+        return key[:LONGEST_TEXT], None
+    if key in _ID_KEYS:
+        return key, _LONGEST_ID
+    is_text_kept = key in _TEXT_KEYS or key.startswith(_TEXT_NAMESPACES)
+    return clean_text(key), LONGEST_TEXT if is_text_kept else _NO_TEXT
+
+
+def _value(value: AnyValue, longest: int) -> AttributeValue | None:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        items = [
+            _scalar(item, item.WhichOneof("value"), longest)
+            for item in value.array_value.values[:_MOST_ITEMS]
+        ]
         return [item for item in items if item is not None] or None
-    return _scalar(key, value)
+    return _scalar(value, kind, longest)
 
 
-def _scalar(key: str, value: AnyValue) -> str | int | float | bool | None:
-    match value.WhichOneof("value"):
-        case "bool_value":
-            return bool(value.bool_value)
-        case "int_value":
-            return int(value.int_value)
-        case "double_value":
-            # JSON has no NaN and no infinity: they stay visible as text, as OTLP's own JSON writes them
-            number = float(value.double_value)
-            return number if math.isfinite(number) else str(number)
-        case "string_value" if key in _ID_KEYS and len(value.string_value) <= _LONGEST_ID:
-            return value.string_value.replace("\x00", "\ufffd")
-        case "string_value" if _is_text_kept(key) and len(value.string_value) <= LONGEST_TEXT:
-            return clean_text(value.string_value)
-        case _:
-            return None
-
-
-def _is_text_kept(key: str) -> bool:
-    return key in _TEXT_KEYS or key.startswith(_TEXT_NAMESPACES)
+def _scalar(value: AnyValue, kind: str | None, longest: int) -> str | int | float | bool | None:
+    if kind == "double_value":
+        # JSON has no NaN and no infinity: they stay visible as text, as OTLP's own JSON writes them
+        number = value.double_value
+        return number if math.isfinite(number) else str(number)
+    if kind == "int_value":
+        return value.int_value
+    if kind == "string_value":
+        text = value.string_value
+        return text.replace("\x00", "\ufffd") if len(text) <= longest else None
+    return value.bool_value if kind == "bool_value" else None

@@ -77,11 +77,12 @@ def _decode(message: ExportTraceServiceRequest, limits: Limits) -> Decoded:
         dropped += left_out
         for scope_spans in resource_spans.scope_spans:
             for proto in scope_spans.spans:
-                if not _has_ids(proto):
+                trace_id, span_id = proto.trace_id, proto.span_id
+                if not _are_whole(trace_id, span_id):
                     continue
                 attributes, left_out = attributes_of(proto.attributes, limits.attributes)
                 dropped += left_out
-                spans.append(_span(proto, attributes, resource))
+                spans.append(_span(proto, (trace_id.hex(), span_id.hex()), attributes, resource))
     parts = (request_part(span) for span in spans)
     return Decoded(
         spans=tuple(spans),
@@ -91,23 +92,23 @@ def _decode(message: ExportTraceServiceRequest, limits: Limits) -> Decoded:
     )
 
 
-def _has_ids(proto: trace_pb2.Span) -> bool:
+def _are_whole(trace_id: bytes, span_id: bytes) -> bool:
     """A span can be stored once only if both ids are whole and not zero, as OTLP asks."""
     return (
-        len(proto.trace_id) == _TRACE_ID_BYTES
-        and len(proto.span_id) == _SPAN_ID_BYTES
-        and any(proto.trace_id)
-        and any(proto.span_id)
+        len(trace_id) == _TRACE_ID_BYTES and len(span_id) == _SPAN_ID_BYTES and any(trace_id) and any(span_id)
     )
 
 
 def _span(
-    proto: trace_pb2.Span, attributes: dict[str, AttributeValue], resource: dict[str, AttributeValue]
+    proto: trace_pb2.Span,
+    ids: tuple[str, str],
+    attributes: dict[str, AttributeValue],
+    resource: dict[str, AttributeValue],
 ) -> Span:
     service = resource.get("service.name")
     return Span(
-        trace_id=proto.trace_id.hex(),
-        span_id=proto.span_id.hex(),
+        trace_id=ids[0],
+        span_id=ids[1],
         parent_span_id=proto.parent_span_id[:_SPAN_ID_BYTES].hex() or None,
         name=clean_text(proto.name),
         service=service if isinstance(service, str) else None,

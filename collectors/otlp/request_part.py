@@ -77,7 +77,7 @@ def _span_values(span: Span) -> dict[str, Any]:
     values: dict[str, Any] = {
         "trace_id": span.trace_id,
         **_common(span.attributes),
-        **{field: seconds(span.attributes.get(name)) for field, name in _SECONDS.items()},
+        **_seconds(span.attributes, _SECONDS),
     }
     if "gen_ai.request.id" in span.attributes:
         values |= {"span_id": span.span_id, "arrived_at": span.start_at or None}
@@ -93,7 +93,7 @@ def _plugin_values(span: Span) -> dict[str, Any]:
         "replica": str(index) if count(index) is not None else None,
         "preemptions": count(span.attributes.get("kvscope.preemptions")),
         **_common(span.attributes),
-        **{field: seconds(span.attributes.get(name)) for field, name in _PLUGIN_SECONDS.items()},
+        **_seconds(span.attributes, _PLUGIN_SECONDS),
     }
     if (reason := values["finish_reason"]) is not None:
         values["status"] = _STATUS_OF_FINISH.get(reason, Status.OK)
@@ -101,10 +101,13 @@ def _plugin_values(span: Span) -> dict[str, Any]:
 
 
 def _common(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        field: next((n for name in names if (n := count(attributes.get(name))) is not None), None)
-        for field, names in _COUNTS.items()
-    }
+    values: dict[str, Any] = {}
+    for field, names in _COUNTS.items():
+        values[field] = None
+        for name in names:
+            if name in attributes and (told := count(attributes[name])) is not None:
+                values[field] = told
+                break
     prompt, cached = values["prompt_tokens"], values["cached_tokens"]
     if prompt is not None and cached is not None and cached > prompt:
         values["cached_tokens"] = None  # impossible, so it tells nothing
@@ -115,16 +118,20 @@ def _common(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _seconds(attributes: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float | None]:
+    return {field: seconds(attributes[name]) if name in attributes else None for field, name in names.items()}
+
+
 def seconds(value: Any) -> float | None:
     """Return a duration, or None for what cannot be one: text, NaN, infinity, a negative number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) and value >= 0 else None
 
 
 def count(value: Any) -> int | None:
     """Return a count of tokens or events, or None for what cannot be one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     if not 0 <= value <= _LARGEST_COUNT or value != int(value):
         return None
