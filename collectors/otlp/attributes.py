@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
@@ -60,7 +61,9 @@ def attributes_of(pairs: Iterable[KeyValue], most: int) -> tuple[dict[str, Attri
     dropped = 0
     for pair in pairs:
         key, longest = _terms_of(pair.key)
-        value = _value(pair.value, longest) if longest is not None else None
+        told = pair.value
+        read = _VALUES.get(told.WhichOneof("value"))
+        value = read(told, longest) if read is not None and longest is not None else None
         if value is None or (len(kept) >= most and key not in kept):
             dropped += 1
         else:
@@ -79,25 +82,30 @@ def _terms_of(key: str) -> tuple[str, int | None]:
     return clean_text(key), LONGEST_TEXT if is_text_kept else _NO_TEXT
 
 
-def _value(value: AnyValue, longest: int) -> AttributeValue | None:
-    kind = value.WhichOneof("value")
-    if kind == "array_value":
-        items = [
-            _scalar(item, item.WhichOneof("value"), longest)
-            for item in value.array_value.values[:_MOST_ITEMS]
-        ]
-        return [item for item in items if item is not None] or None
-    return _scalar(value, kind, longest)
+def _number(value: AnyValue, _longest: int) -> float | str:
+    number = value.double_value
+    # JSON has no NaN and no infinity: they stay visible as text, as OTLP's own JSON writes them
+    return number if math.isfinite(number) else str(number)
 
 
-def _scalar(value: AnyValue, kind: str | None, longest: int) -> str | int | float | bool | None:
-    if kind == "double_value":
-        # JSON has no NaN and no infinity: they stay visible as text, as OTLP's own JSON writes them
-        number = value.double_value
-        return number if math.isfinite(number) else str(number)
-    if kind == "int_value":
-        return value.int_value
-    if kind == "string_value":
-        text = value.string_value
-        return text.replace("\x00", "\ufffd") if len(text) <= longest else None
-    return value.bool_value if kind == "bool_value" else None
+def _text(value: AnyValue, longest: int) -> str | None:
+    text = value.string_value
+    return text.replace("\x00", "\ufffd") if len(text) <= longest else None
+
+
+def _items(value: AnyValue, longest: int) -> list[str | int | float | bool] | None:
+    told = [
+        _SCALARS[kind](item, longest)
+        for item in value.array_value.values[:_MOST_ITEMS]
+        if (kind := item.WhichOneof("value")) in _SCALARS
+    ]
+    return [item for item in told if item is not None] or None
+
+
+_SCALARS: dict[str | None, Callable[[AnyValue, int], Any]] = {
+    "double_value": _number,
+    "int_value": lambda value, _longest: value.int_value,
+    "string_value": _text,
+    "bool_value": lambda value, _longest: value.bool_value,
+}
+_VALUES = {**_SCALARS, "array_value": _items}
