@@ -1,4 +1,7 @@
-"""A child process in a process group of its own: started with a log file, stopped as a whole group."""
+"""A child process in a process group of its own: started with a log file, stopped as a whole group.
+
+It ends with us, even where we are killed: a process of its own watches for that.
+"""
 
 import contextlib
 import os
@@ -12,6 +15,14 @@ from kvscope.errors import UnreachableError
 
 _POLL_SECONDS = 0.1
 _LOG_LINES = 12
+# ends a program whose starter has ended without ending it: its input closes then, however that came about
+_WATCHDOG = """
+read -r _
+kill -TERM "$1"
+tries=50
+while [ $tries -gt 0 ] && kill -0 "$1"; do sleep 0.1; tries=$((tries - 1)); done
+kill -KILL -- "-$1"
+"""
 
 
 class ChildProcess:
@@ -34,6 +45,13 @@ class ChildProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._watchdog = subprocess.Popen(  # noqa: S603 - our own command line
+            ["/bin/sh", "-c", _WATCHDOG, "watchdog", str(self.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:
@@ -98,4 +116,6 @@ class ChildProcess:
             time.sleep(_POLL_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        self._watchdog.kill()
+        self._watchdog.communicate()
         self._process.wait()

@@ -1,6 +1,8 @@
 """Child processes: started with a log, stopped as a group."""
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -62,3 +64,29 @@ def test_one_that_is_late_is_stopped(tmp_path: Path) -> None:
         process.ready_or_stop(lambda: False, deadline_seconds=0.3, progress=seen.append)
     assert not process.running()
     assert seen
+
+
+_STARTER = """
+import sys, time
+from pathlib import Path
+from kvscope.demo.process import ChildProcess
+code = "import subprocess, sys, time; "
+code += "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True); "
+code += "time.sleep(60)"
+process = ChildProcess("it", [sys.executable, "-c", code], Path(sys.argv[1]))
+while not process.tail():
+    time.sleep(0.05)
+print(process.pid, process.tail(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_starter_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _STARTER, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as starter:
+        assert starter.stdout is not None
+        child, grandchild = map(int, starter.stdout.readline().split())
+        assert _alive(child)
+        assert _alive(grandchild)
+        starter.send_signal(signal.SIGKILL)
+    assert _eventually(lambda: not _alive(child) and not _alive(grandchild), seconds=30)
