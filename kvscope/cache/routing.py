@@ -129,20 +129,24 @@ def routed(
 
 
 def conversations(trace: BlockTrace) -> list[int]:
-    """Number the conversations: a request goes on with the latest one whose whole prompt it begins with.
+    """Number the conversations: a request goes on with the one whose whole prompt is all that it has known.
 
-    A whole prompt is its full blocks, as the rest of it has no block in common with what follows.
+    That is, the last block that an earlier request had too is the last full one of a prompt which no other
+    request has gone on with. Requests that share a system prompt alone are conversations of their own.
     """
     numbers: list[int] = []
+    seen: set[int] = set()
     ended: dict[int, int] = {}  # last full block of a prompt -> its conversation
     blocks = trace.blocks.tolist()
     new = itertools.count()
     full = (trace.prompt_tokens // trace.block_size).tolist()
     for (start, end), whole in zip(itertools.pairwise(trace.starts.tolist()), full, strict=True):
         mine = blocks[start:end]
-        known = next((ended[block] for block in reversed(mine) if block in ended), None)
-        number = next(new) if known is None else known
+        known = sum(1 for _ in itertools.takewhile(seen.__contains__, mine))
+        goes_on = ended.pop(mine[known - 1], None) if known else None
+        number = next(new) if goes_on is None else goes_on
         numbers.append(number)
-        if whole:
+        seen.update(mine)
+        if whole and mine:
             ended[mine[min(whole, len(mine)) - 1]] = number
     return numbers

@@ -101,6 +101,11 @@ class TraceBuilder:
     def __len__(self) -> int:
         return len(self._lengths)
 
+    @property
+    def seconds(self) -> float:
+        """Time from the first request to the last."""
+        return max(self._at) - min(self._at) if self._at else 0.0
+
     def add(
         self,
         ids: Sequence[int],

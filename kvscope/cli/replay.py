@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from kvscope.analysis.event_log import read_event_log
 from kvscope.analysis.offline.replay_files import replay_files, replay_stored
 from kvscope.analysis.offline.report import ReplayOptions, ReplayReport
+from kvscope.analysis.offline.what_ifs import WhatIfs
 from kvscope.cache.policies import POLICIES
 from kvscope.cli.common import (
     db_option,
@@ -23,8 +25,11 @@ from kvscope.cli.common import (
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.progress import reading
 from kvscope.cli.tokenizers import tokenizer_option
+from kvscope.cli.what_if import show_what_ifs, what_if_json, what_if_options
 from kvscope.errors import UsageError
 from kvscope.prompts.named import named_tokenizer
+
+_SHOWN_DIFFERENCES = 5
 
 
 @click.command()
@@ -50,6 +55,12 @@ from kvscope.prompts.named import named_tokenizer
 @click.option("--curve", is_flag=True, help="Also the hit rate of every capacity (LRU).")
 @tokenizer_option("Text without one is estimated.")
 @click.option("--per-request", is_flag=True, help="Also each request, beside what the engine recorded.")
+@click.option(
+    "--kv-events",
+    type=click.Path(path_type=Path),
+    help="The engine's KV-cache events as JSON lines, for the order in which it let the requests in.",
+)
+@what_if_options
 @db_option
 @since_option
 @json_option
@@ -61,6 +72,8 @@ def replay(
     curve: bool,
     tokenizer: str | None,
     per_request: bool,
+    kv_events: Path | None,
+    what_ifs: WhatIfs,
     db: str | None,
     since: str | None,
     as_json: bool,
@@ -78,6 +91,8 @@ def replay(
         policy=policy,
         curve=curve,
         per_request=per_request,
+        kv_events=() if kv_events is None else tuple(read_event_log(kv_events)),
+        what_ifs=what_ifs,
         tokenizer=None if tokenizer is None else named_tokenizer(tokenizer),
     )
     if files and (db is not None or since is not None):
@@ -100,6 +115,7 @@ def _document(report: ReplayReport) -> dict[str, Any]:
     for optional in ("per_request", "points", "points_exactness", "agreement"):
         if document[optional] is None:
             del document[optional]
+    document |= what_if_json(document.pop("what_ifs"))
     document["skipped"] = skipped_json(report.skipped)
     return document
 
@@ -124,6 +140,14 @@ def _show(report: ReplayReport) -> None:
         click.echo(
             f"{report.agreement.equal:,} of {report.agreement.compared:,} requests as the engine recorded"
         )
+        for difference in report.agreement.differences[:_SHOWN_DIFFERENCES]:
+            click.echo(
+                f"  {difference.request_id}: {difference.hit_tokens:,} instead of "
+                f"{difference.recorded_cached_tokens:,}: {difference.reason}"
+            )
+        more = len(report.agreement.differences) - _SHOWN_DIFFERENCES
+        if more > 0:
+            click.echo(f"  and {more:,} more (--json names all)")
     if report.points is not None:
         emit_table(
             f"Capacity curve (LRU, {report.points_exactness})",
@@ -141,6 +165,7 @@ def _show(report: ReplayReport) -> None:
             ),
             empty="no request",
         )
+    show_what_ifs(report.what_ifs)
     for note in report.notes:
         click.echo(f"note: {note}")
     show_skipped(report.skipped)

@@ -105,7 +105,8 @@ def test_a_conversation_goes_on_where_a_prompt_ended() -> None:
     builder.add([1, 2], prompt_tokens=4)  # one conversation
     builder.add([1, 3], prompt_tokens=3)  # another, with a partial block at its end
     builder.add([1, 2, 4], prompt_tokens=6)  # goes on with the first
-    builder.add([1], prompt_tokens=1)  # no full block: nothing to go on with
-    builder.add([1, 5], prompt_tokens=4)
-    assert conversations(builder.build()[0]) == [0, 1, 0, 1, 1]
-    assert np.array_equal(routed(builder.build()[0], 2, None, "session").hits, [0, 0, 2, 1, 1])
+    builder.add([1, 6], prompt_tokens=4)  # goes on with the second
+    builder.add([1, 5], prompt_tokens=4)  # shares its beginning only: a third
+    builder.add([1, 2, 4], prompt_tokens=6)  # the first again
+    assert conversations(builder.build()[0]) == [0, 1, 0, 1, 2, 0]
+    assert np.array_equal(routed(builder.build()[0], 2, None, "session").hits, [0, 0, 2, 1, 1, 3])

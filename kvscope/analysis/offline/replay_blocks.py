@@ -9,22 +9,31 @@ from kvscope.analysis.offline.report import (
     curve_points,
     rate,
 )
+from kvscope.analysis.offline.what_ifs import Traffic, answered, notes
 from kvscope.cache.curve import Curve, capacity_curve
 from kvscope.cache.policies import hit_blocks
 from kvscope.cache.replay import ReplayedRequest
 from kvscope.cache.traces import BlockTrace, Ints, TraceBuilder
+from kvscope.errors import UsageError
 
 
 def report_on_blocks(
     builder: TraceBuilder, loaded: Loaded, options: ReplayOptions, evidence: Evidence
 ) -> ReplayReport:
     """Replay block ids; a lookup may find the last, partial block too, as the published figures count."""
+    if options.kv_events:
+        raise UsageError("KV events order prompts of text or tokens; requests of block ids have no tokens")
     trace, order = builder.build()
     evidence.note(
         "block ids are taken as they are: generated tokens are in no block, and requests do not overlap"
     )
     if trace.rechained:
         evidence.note("the ids name blocks apart from what stands before them: they were chained to prefixes")
+    traffic = Traffic(
+        trace=trace, num_blocks=options.num_blocks, reserved=0, seconds=builder.seconds, resized=None
+    )
+    for note in notes(options.what_ifs):
+        evidence.note(note)
     curve = capacity_curve(trace) if options.curve else None
     per_request = None
     if curve is not None and options.policy == "lru" and not options.per_request:
@@ -53,6 +62,7 @@ def report_on_blocks(
         points=None if curve is None else curve_points(curve, options.num_blocks),
         points_exactness=None if curve is None else EXACT,
         skipped=tuple(loaded.skipped),
+        what_ifs=answered(options.what_ifs, traffic),
     )
 
 

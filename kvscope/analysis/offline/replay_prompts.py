@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from kvscope.analysis.offline.differences import differences
 from kvscope.analysis.offline.load import DEFAULT_BLOCK_SIZE, Loaded, LoadedPrompt
 from kvscope.analysis.offline.report import (
     ESTIMATED,
@@ -14,6 +15,9 @@ from kvscope.analysis.offline.report import (
     ReplayReport,
     curve_points,
 )
+from kvscope.analysis.offline.token_check import TokenCheck
+from kvscope.analysis.offline.what_ifs import Traffic, WhatIfRows, WhatIfs, answered, notes
+from kvscope.cache.admissions import admissions
 from kvscope.cache.curve import capacity_curve
 from kvscope.cache.hashing import ChainMemo
 from kvscope.cache.overlap import TimedRequest, overlapping, replay_overlapping
@@ -34,11 +38,7 @@ _NULL_BLOCKS = 1
 
 def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence) -> ReplayReport:
     """Replay prompts as the engine would have served them; overlapping in time where the files tell ends."""
-    block_size = options.block_size or loaded.block_size or DEFAULT_BLOCK_SIZE
-    if loaded.block_size not in {None, block_size}:
-        raise UsageError(
-            f"the hashes are of blocks of {loaded.block_size} tokens, not {block_size}: they stay as they are"
-        )
+    block_size = _block_size(loaded, options)
     if loaded.partial:
         evidence.estimate(
             f"of {loaded.partial:,} prompts the files hold a part only (no system prompt, no tools): hits "
@@ -46,7 +46,7 @@ def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence
         )
     _judge_tokens(loaded.prompts, options, evidence)
     timed = _with_zeros([each.timed for each in loaded.prompts], evidence)
-    timed.sort(key=lambda each: each.at)
+    timed = _in_order(timed, options, block_size, evidence)
     num_blocks = None if options.policy == "infinite" else options.num_blocks
     by_engine = options.policy in _ENGINE_POLICIES
     # without a limit and without overlap nothing depends on the pool's order: the quick way gives the same
@@ -64,7 +64,8 @@ def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence
             "a plain cache of blocks under another policy than the engine's; requests do not overlap"
         )
         result = _under_policy(timed, trace, options.policy, usable)
-    agreement = _agreement(result)
+    agreement = _explained(_agreement(result), timed, result, block_size, options)
+    what_ifs = _what_ifs(timed, trace, loaded, options, evidence)
     if not result.exact:
         evidence.estimate(
             "of generated tokens only the number is known: the blocks that they fill are found by no request"
@@ -88,6 +89,7 @@ def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence
         points=None,
         points_exactness=None,
         skipped=tuple(loaded.skipped),
+        what_ifs=what_ifs,
     )
     if trace is None or not options.curve:
         return report
@@ -102,28 +104,12 @@ def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence
 
 def _judge_tokens(prompts: Sequence[LoadedPrompt], options: ReplayOptions, evidence: Evidence) -> None:
     """Compare the tokens that were made here with the engine's counts; raises ``UsageError``."""
-    made = [each for each in prompts if each.tokenised]
-    if not made:
-        return
-    if options.tokenizer is None:
-        evidence.estimate(
-            "no tokenizer: four bytes of text are taken as a token; name the model's with --tokenizer"
-        )
-        return
-    known = [each for each in made if each.recorded_prompt_tokens is not None]
-    wrong = [each for each in known if each.recorded_prompt_tokens != len(each.timed.request.tokens)]
-    if not wrong:
-        return
-    first = wrong[0]
-    said = (
-        f"the engine counted {first.recorded_prompt_tokens:,} prompt tokens for "
-        f"{first.timed.request.request_id}, this tokenizer makes {len(first.timed.request.tokens):,}"
-    )
-    if 2 * len(wrong) > len(known):
-        raise UsageError(
-            f"the tokenizer does not fit {len(wrong):,} of {len(known):,} requests: {said}; name the model's"
-        )
-    evidence.estimate(f"{len(wrong):,} of {len(known):,} token counts differ: {said}")
+    check = TokenCheck()
+    for each in prompts:
+        if each.tokenised:
+            request = each.timed.request
+            check.add(request.request_id, len(request.tokens), each.recorded_prompt_tokens)
+    check.judge(evidence, estimated=options.tokenizer is None)
 
 
 def _with_zeros(timed: Sequence[TimedRequest], evidence: Evidence) -> list[TimedRequest]:
@@ -140,6 +126,31 @@ def _with_zeros(timed: Sequence[TimedRequest], evidence: Evidence) -> list[Timed
         else dataclasses.replace(each, request=dataclasses.replace(each.request, recorded_cached_tokens=0))
         for each in timed
     ]
+
+
+def _block_size(loaded: Loaded, options: ReplayOptions) -> int:
+    block_size = options.block_size or loaded.block_size or DEFAULT_BLOCK_SIZE
+    if loaded.block_size not in {None, block_size}:
+        raise UsageError(
+            f"the hashes are of blocks of {loaded.block_size} tokens, not {block_size}: they stay as they are"
+        )
+    return block_size
+
+
+def _in_order(
+    timed: Sequence[TimedRequest], options: ReplayOptions, block_size: int, evidence: Evidence
+) -> list[TimedRequest]:
+    """Return the requests as the engine let them in, by its events where they are at hand."""
+    if not options.kv_events:
+        return sorted(timed, key=lambda each: each.at)
+    found = admissions(timed, options.kv_events, block_size)
+    if not found.told:
+        raise UsageError(
+            "the KV events tell of none of the requests: they are of another engine or time, or of blocks of "
+            f"other than {block_size} tokens"
+        )
+    evidence.note(f"the engine's KV events tell in which order it let {found.told:,} requests in")
+    return list(found.requests)
 
 
 def _through_pool(
@@ -191,3 +202,37 @@ def _agreement(result: ReplayResult) -> Agreement | None:
         return None
     equal = sum(each.hit_tokens == each.recorded_cached_tokens for each in known)
     return Agreement(compared=len(known), equal=equal)
+
+
+def _explained(
+    agreement: Agreement | None,
+    timed: Sequence[TimedRequest],
+    result: ReplayResult,
+    block_size: int,
+    options: ReplayOptions,
+) -> Agreement | None:
+    if agreement is None or agreement.equal == agreement.compared or options.policy != "lru":
+        return agreement
+    found = differences(timed, result.per_request, block_size=block_size, num_blocks=options.num_blocks)
+    return dataclasses.replace(agreement, differences=found)
+
+
+def _what_ifs(
+    timed: Sequence[TimedRequest],
+    trace: BlockTrace | None,
+    loaded: Loaded,
+    options: ReplayOptions,
+    evidence: Evidence,
+) -> WhatIfRows:
+    if options.what_ifs == WhatIfs():
+        return WhatIfRows()
+    for note in notes(options.what_ifs):
+        evidence.note(note)
+    traffic = Traffic(
+        trace=trace if trace is not None else _as_trace(timed, _block_size(loaded, options)),
+        num_blocks=options.num_blocks,
+        reserved=_NULL_BLOCKS,
+        seconds=timed[-1].at - timed[0].at,
+        resized=(lambda size: _as_trace(timed, size)) if loaded.block_size is None else None,
+    )
+    return answered(options.what_ifs, traffic)

@@ -4,9 +4,12 @@ import dataclasses
 
 from kvscope.analysis.formats.records import BadLine
 from kvscope.analysis.formats.sources import Watch
+from kvscope.analysis.offline.differences import Difference
 from kvscope.analysis.offline.load import Encoder
+from kvscope.analysis.offline.what_ifs import WhatIfRows, WhatIfs
 from kvscope.cache.curve import Curve, CurvePoint
 from kvscope.cache.replay import ReplayedRequest
+from kvscope.model.telemetry import CacheEventBatch
 
 EXACT, ESTIMATED = "exact", "estimated"
 
@@ -15,7 +18,8 @@ EXACT, ESTIMATED = "exact", "estimated"
 class ReplayOptions:
     """How to replay. ``num_blocks`` is the engine's count for text and tokens; None means without limit.
 
-    ``watch`` hears of the bytes that were read.
+    ``watch`` hears of the bytes that were read. ``kv_events`` are the engine's own: they tell in which order
+    it let the requests in.
     """
 
     num_blocks: int | None = None
@@ -25,14 +29,17 @@ class ReplayOptions:
     per_request: bool = False
     tokenizer: Encoder | None = None
     watch: Watch | None = None
+    kv_events: tuple[CacheEventBatch, ...] = ()
+    what_ifs: WhatIfs = dataclasses.field(default_factory=WhatIfs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How many requests hit what the engine had recorded, of those for which it had."""
+    """How many requests hit what the engine had recorded, of those for which it had; why others did not."""
 
     compared: int
     equal: int
+    differences: tuple[Difference, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +66,7 @@ class ReplayReport:
     points: tuple[CurvePoint, ...] | None
     points_exactness: str | None
     skipped: tuple[BadLine, ...]
+    what_ifs: WhatIfRows
 
 
 class Evidence:

@@ -44,7 +44,7 @@ def test_recordings_are_replayed_exactly(
     assert got["requests"] == requests
     assert got["hit_tokens"] == hit_tokens
     assert got["exactness"] == "exact"
-    assert got["agreement"] == {"compared": requests, "equal": requests}
+    assert got["agreement"] == {"compared": requests, "equal": requests, "differences": []}
     each = got["per_request"]
     assert len(each) == requests
     assert all(row["hit_tokens"] == row["recorded_cached_tokens"] for row in each)
