@@ -1,9 +1,8 @@
 """The gateway's own metrics, and the guard that lets traffic pass whatever fails beside it."""
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -49,14 +48,14 @@ class GatewayMetrics:
         )
         waiting.set_function(lambda: self.in_flight)
         self._told_at: dict[tuple[str, str], float] = {}
+        self._guards: dict[str, _FailOpen] = {}
 
-    @contextlib.contextmanager
-    def fail_open(self, part: str) -> Iterator[None]:
+    def fail_open(self, part: str) -> "_FailOpen":
         """Swallow and count what ``part`` raises. Its text is not logged: it may hold a prompt."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - the request goes on whatever fails beside it
-            self.failed_open(part, type(error).__name__)
+        guard = self._guards.get(part)
+        if guard is None:
+            guard = self._guards[part] = _FailOpen(self, part)
+        return guard
 
     def failed_open(self, part: str, kind: str, times: int = 1) -> None:
         """Count failures of ``part``; each kind is told in the log once a minute at most."""
@@ -65,3 +64,24 @@ class GatewayMetrics:
         if now - self._told_at.get((part, kind), -_QUIET_SECONDS) >= _QUIET_SECONDS:
             self._told_at[part, kind] = now
             _LOG.warning("gateway: %s failed with %s; requests go on without it", part, kind)
+
+
+class _FailOpen:
+    """Lets a request go on whatever is raised inside it; one for each part, as it holds no state."""
+
+    __slots__ = ("_metrics", "_part")
+
+    def __init__(self, metrics: GatewayMetrics, part: str) -> None:
+        self._metrics = metrics
+        self._part = part
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._metrics.failed_open(self._part, type(error).__name__)
+        return True

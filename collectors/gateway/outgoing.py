@@ -107,6 +107,8 @@ class ServerConnection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
+        self._began_at = 0.0
+        self.first_part_seconds: float | None = None  # of the latest exchange
         self._open = False
 
     @property
@@ -167,7 +169,8 @@ class ServerConnection(asyncio.Protocol):
         self.begun = False
         self._reader.answer = None
         self._reader.complete = False
-        self._heard_at = time.perf_counter()
+        self.first_part_seconds = None
+        self._began_at = self._heard_at = time.perf_counter()
         self._ended = loop.create_future()
         self._timer = loop.call_later(self._read_seconds, self._look)
         return self._ended
@@ -219,9 +222,12 @@ class ServerConnection(asyncio.Protocol):
             self._end(keeps=reader.keeps)
             self._reader = _AnswerReader()  # the old one waits for a body that the head announces
             return
-        for part in reader.parts:
-            receiver.part(part, at)
-        reader.parts.clear()
+        if reader.parts:
+            if self.first_part_seconds is None:
+                self.first_part_seconds = at - self._began_at
+            for part in reader.parts:
+                receiver.part(part, at)
+            reader.parts.clear()
         receiver.flush()
         if reader.complete:
             self._end(keeps=reader.keeps)

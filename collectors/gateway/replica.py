@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 class Replica:
     """HTTP client for one server; used inside one running event loop.
 
-    ``ttft_seconds`` is a moving average of the latest first bytes, None before the first one.
+    ``ttft_seconds`` is a moving average of the latest answers' first parts, None before the first one.
     """
 
     def __init__(self, url: str, *, connect_seconds: float, read_seconds: float) -> None:
@@ -83,6 +83,7 @@ class Replica:
                 else:
                     if counted:
                         self.answered()
+                        self._note_time(connection.first_part_seconds)
                     return
         finally:
             self.in_flight -= counted
@@ -101,16 +102,16 @@ class Replica:
             self.down = False
             _LOG.warning("%s answers again", self.url)
 
-    def took(self, seconds: float) -> None:
-        """Note how long a first byte took."""
-        known = self.ttft_seconds
-        self.ttft_seconds = seconds if known is None else known + _SMOOTHING * (seconds - known)
-
     def abandon(self) -> None:
         """Close all connections; running exchanges end with an error."""
         for connection in (*self._idle, *self._busy):
             connection.break_off()
         self._idle.clear()
+
+    def _note_time(self, seconds: float | None) -> None:
+        known = self.ttft_seconds
+        if seconds is not None:
+            self.ttft_seconds = seconds if known is None else known + _SMOOTHING * (seconds - known)
 
     async def _run(
         self,

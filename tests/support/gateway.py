@@ -280,8 +280,9 @@ async def running_gateway(
     sink: AnsweringSink | None = None,
     policy: FixedPolicy | None = None,
     prompts: PromptLog | None = None,
+    **knowledge: Any,
 ) -> AsyncIterator[Running]:
-    """Run a gateway in front of ``upstreams`` on a free port."""
+    """Run a gateway in front of ``upstreams`` on a free port; ``knowledge`` is more of its context."""
     chosen = GatewaySettings.model_validate(settings or {})
     parts = sink or AnsweringSink(), policy or FixedPolicy(), prompts or PromptLog()
     context = CollectorContext(
@@ -292,6 +293,7 @@ async def running_gateway(
         policy=parts[1],
         prompts=parts[2],
         cache_events=EventLog(),
+        **knowledge,
     )
     server = GatewayServer(
         chosen,
