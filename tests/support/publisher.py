@@ -52,6 +52,10 @@ class Publisher:
     def _port(socket: zmq.asyncio.Socket) -> int:
         return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
+    def begin_at(self, sequence: int) -> None:
+        """Give the next batch this number."""
+        self._next = sequence
+
     async def publish(self, *hashes: int, hidden: bool = False, payload: bytes | None = None) -> None:
         """Publish one batch that stores ``hashes``; a hidden one is only in the replay buffer."""
         event = {

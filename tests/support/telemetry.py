@@ -113,12 +113,13 @@ def context(
     upstreams: Sequence[str] = (),
     cache_events: EventLog | None = None,
     registry: CollectorRegistry | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> CollectorContext:
     """Return what a collector is given by the agent."""
     quiet = _Unchanged()
     return CollectorContext(
         sink=sink or AnsweringSink(),
-        clock=time.time,
+        clock=clock,
         registry=registry or CollectorRegistry(),
         upstreams=upstreams,
         policy=quiet,
