@@ -18,10 +18,10 @@ _LOG_LINES = 12
 # ends a program whose starter has ended without ending it: its input closes then, however that came about
 _WATCHDOG = """
 read -r _
-kill -TERM "$1"
+kill -s TERM "$1"
 tries=50
 while [ $tries -gt 0 ] && kill -0 "$1"; do sleep 0.1; tries=$((tries - 1)); done
-kill -KILL -- "-$1"
+kill -s KILL -- "-$1"
 """
 
 
