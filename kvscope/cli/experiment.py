@@ -13,8 +13,9 @@ from kvscope.cli.common import Command, db_option, emit_json, emit_table, json_o
 from kvscope.cli.trial import print_trial
 from kvscope.clock import iso, system_clock
 from kvscope.errors import UnreachableError, UsageError
-from kvscope.experiments.design import from_suggestion
+from kvscope.experiments.design import from_suggestion, from_transforms
 from kvscope.model.advice import Experiment, Intent, IntentAction, Look, Unit
+from kvscope.prompts.transforms.variant import use_variant
 from kvscope.reports.changes import changes_of
 from kvscope.store.database import Store
 
@@ -35,6 +36,11 @@ def experiment() -> None:
     metavar="ID",
     help="Which suggestion is put to the test; default: the best.",
 )
+@click.option("--route", help="With --layout-variant: the layout that is its route.")
+@click.option(
+    "--layout-variant", metavar="NAME", help="Put this variant of a declared layout to the test instead."
+)
+@click.option("--isolate", is_flag=True, help="Keep the arms' cached blocks apart by a salt.")
 @click.option(
     "--share",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -60,6 +66,9 @@ def experiment() -> None:
 def create(
     name: str,
     suggestion_id: str | None,
+    route: str | None,
+    layout_variant: str | None,
+    isolate: bool,
     share: float,
     unit: str,
     metric: str,
@@ -69,20 +78,25 @@ def create(
     db: str | None,
     as_json: bool,
 ) -> None:
-    """Plan an experiment NAME from a suggestion."""
+    """Plan an experiment NAME from a suggestion, or with a variant of a layout as its treatment."""
+    terms: dict[str, Any] = {
+        "name": name,
+        "approved": approve,
+        "share": share,
+        "unit": Unit(unit),
+        "metric": metric,
+        "min_units": min_units,
+        "max_seconds": max_seconds,
+        "isolated": isolate,
+        "now": system_clock(),
+    }
+    if (layout_variant is None) is not (route is None):
+        raise UsageError("--layout-variant and --route go together: a variant of which layout?")
     with opened(db) as store:
-        suggestion = _suggestion(store, suggestion_id)
-        planned = from_suggestion(
-            suggestion,
-            name=name,
-            approved=approve,
-            share=share,
-            unit=Unit(unit),
-            metric=metric,
-            min_units=min_units,
-            max_seconds=max_seconds,
-            now=system_clock(),
-        )
+        if layout_variant is not None and route is not None:
+            planned = from_transforms((use_variant(layout_variant),), route=route, **terms)
+        else:
+            planned = from_suggestion(_suggestion(store, suggestion_id), **terms)
         store.experiments.create(planned)
     if as_json:
         emit_json(planned)

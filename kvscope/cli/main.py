@@ -27,6 +27,7 @@ _COMMANDS = {
     "grid": ("kvscope.cli.grid", "grid", "What many caches would have hit, also on a Ray cluster."),
     "hits": ("kvscope.cli.hits", "hits", "Hit rates and miss causes."),
     "import": ("kvscope.cli.import_", "import_command", "Logs and traces into the store."),
+    "layout": ("kvscope.cli.layout", "layout", "Check, render and compare prompt layouts."),
     "predict": ("kvscope.cli.fit", "predict", "Predict a latency with the fitted models."),
     "replay": ("kvscope.cli.replay", "replay", "What log files and traces would have hit."),
     "report": ("kvscope.cli.report", "report", "Write the tuning report."),

@@ -10,7 +10,9 @@ _HASH_RANGE = float(2**64)
 
 def bucket(experiment_id: str, key: str) -> float:
     """Return a number in [0, 1) that depends on the experiment and ``key`` alone."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8, salt=_salt(experiment_id)).digest()
+    digest = hashlib.blake2b(
+        key.encode("utf-8", "surrogatepass"), digest_size=8, salt=_salt(experiment_id)
+    ).digest()
     # 53 bits fill a float exactly, so that the result is below 1
     return (int.from_bytes(digest) >> 11) * 2048 / _HASH_RANGE
 

@@ -1,5 +1,6 @@
 """How an experiment is planned: from a suggestion, and what makes a plan valid."""
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 
@@ -38,6 +39,7 @@ def from_suggestion(  # noqa: PLR0913 - one argument for each choice that a pers
     min_units: int = 20,
     max_seconds: float = 86_400.0,
     slice_seconds: float = 30.0,
+    isolated: bool = False,
 ) -> Experiment:
     """Return the draft that tries ``suggestion`` on ``share`` of its route's traffic.
 
@@ -49,13 +51,67 @@ def from_suggestion(  # noqa: PLR0913 - one argument for each choice that a pers
             f"suggestion {suggestion.id} ({suggestion.kind}) has no transform to try: a person must act on it"
         )
     _require_approval((suggestion.risk,), approved=approved)
-    experiment = Experiment(
-        id=_new_id(name, suggestion.id, now),
-        name=name,
+    planned = from_transforms(
+        suggestion.transforms,
         route=suggestion.route,
+        name=name,
+        now=now,
+        approved=approved,
+        share=share,
+        unit=unit,
+        metric=metric,
+        guardrails=guardrails,
+        alpha=alpha,
+        warmup_requests=warmup_requests,
+        min_units=min_units,
+        max_seconds=max_seconds,
+        slice_seconds=slice_seconds,
+        isolated=isolated,
+    )
+    return dataclasses.replace(
+        planned,
+        id=_new_id(name, suggestion.id, now),
+        suggestion_id=suggestion.id,
+        predicted=_predicted(suggestion),
+    )
+
+
+def from_transforms(  # noqa: PLR0913 - one argument for each choice that a person can make
+    transforms: Sequence[TransformSpec],
+    *,
+    route: str,
+    name: str,
+    now: float,
+    approved: bool = False,
+    share: float = 0.5,
+    unit: Unit = Unit.SESSION,
+    metric: str = "uncached_tokens",
+    guardrails: Sequence[Guardrail] = DEFAULT_GUARDRAILS,
+    alpha: float = 0.05,
+    warmup_requests: int = 2,
+    min_units: int = 20,
+    max_seconds: float = 86_400.0,
+    slice_seconds: float = 30.0,
+    isolated: bool = False,
+) -> Experiment:
+    """Return the draft that tries ``transforms``, such as a layout's variant, all that changes on ``route``.
+
+    ``isolated`` keeps the arms' blocks apart by salts: what each reaches alone, not what they do together.
+    Raises ``UsageError``.
+    """
+    experiment = Experiment(
+        id=_new_id(name, route, now),
+        name=name,
+        route=route,
         arms=(
-            Arm(name=BASELINE, baseline=True, share=1.0 - share),
-            Arm(name=TREATMENT, baseline=False, share=share, transforms=suggestion.transforms),
+            Arm(name=BASELINE, baseline=True, share=1.0 - share, isolated=isolated),
+            Arm(
+                name=TREATMENT,
+                baseline=False,
+                share=share,
+                transforms=tuple(transforms),
+                isolated=isolated,
+            ),
         ),
         metric=metric,
         unit=unit,
@@ -65,8 +121,6 @@ def from_suggestion(  # noqa: PLR0913 - one argument for each choice that a pers
         min_units=min_units,
         max_seconds=max_seconds,
         slice_seconds=slice_seconds,
-        suggestion_id=suggestion.id,
-        predicted=_predicted(suggestion),
         created_at=now,
     )
     validate(experiment, approved=approved)
@@ -92,6 +146,10 @@ def validate(experiment: Experiment, *, approved: bool) -> None:
         (0 < experiment.alpha < 1, f"alpha must lie between 0 and 1, not {experiment.alpha:g}"),
         (experiment.min_units >= 2, "min_units must be 2 or more: one unit has no spread"),  # noqa: PLR2004
         (experiment.warmup_requests >= 0, "warmup_requests must not be negative"),
+        (
+            len({arm.isolated for arm in experiment.arms}) == 1,
+            "either all arms are isolated or none: a cache of its own is no part of a change",
+        ),
         (experiment.max_seconds > 0, "max_seconds must be positive"),
         (experiment.slice_seconds > 0, "slice_seconds must be positive"),
     ):
@@ -108,13 +166,7 @@ def with_share(experiment: Experiment, share: float) -> tuple[Arm, ...]:
     if not 0 < share < 1:
         raise UsageError(f"the treatment's share must lie between 0 and 1, not {share:g}")
     return tuple(
-        Arm(
-            name=arm.name,
-            baseline=arm.baseline,
-            share=1.0 - share if arm.baseline else share,
-            transforms=arm.transforms,
-        )
-        for arm in experiment.arms
+        dataclasses.replace(arm, share=1.0 - share if arm.baseline else share) for arm in experiment.arms
     )
 
 
@@ -131,7 +183,7 @@ def with_in_force(experiment: Experiment, in_force: Sequence[TransformSpec]) -> 
             transforms = in_force
         elif experiment.suggestion_id is not None:
             transforms = [*in_force, *(spec for spec in arm.transforms if spec not in in_force)]
-        arms.append(Arm(name=arm.name, baseline=arm.baseline, share=arm.share, transforms=tuple(transforms)))
+        arms.append(dataclasses.replace(arm, transforms=tuple(transforms)))
     return tuple(arms)
 
 

@@ -8,6 +8,7 @@ from kvscope.experiments.assignment import arm_by_share, arm_of_slice, slice_at,
 from kvscope.model.advice import Arm, Experiment, RoutePolicy, Unit
 from kvscope.model.prompt import TransformSpec
 from kvscope.pipeline.contracts import UNCHANGED, Decision
+from kvscope.prompts.salts import arm_salt
 
 _Key = tuple[str, str, int]  # experiment, arm, time slice (0 for sessions)
 _KEPT_SLICES = 8
@@ -121,6 +122,11 @@ def _trial(experiment: Experiment, in_force: Sequence[TransformSpec] | None) -> 
 def _choices(experiment: Experiment, arm: Arm, in_force: Sequence[TransformSpec] | None) -> _Choices:
     transforms = in_force if arm.baseline and in_force is not None else arm.transforms
     warming = Decision(
-        transforms=tuple(transforms), experiment=experiment.id, arm=arm.name, warmup=True, routing=arm.routing
+        transforms=tuple(transforms),
+        experiment=experiment.id,
+        arm=arm.name,
+        warmup=True,
+        salt=arm_salt(experiment.id, arm.name) if arm.isolated else None,
+        routing=arm.routing,
     )
     return _Choices(warming, dataclasses.replace(warming, warmup=False))

@@ -72,7 +72,8 @@ class Routing(StrEnum):
 class Arm:
     """One way in an experiment; exactly one arm is the baseline. ``share`` of traffic is 0 to 1.
 
-    ``routing`` is None where the arm leaves the choice of the server as it is set.
+    ``routing`` is None where the arm leaves the choice of the server as it is set. The blocks of an
+    ``isolated`` arm are kept apart by a salt, so that no arm profits from what another one cached.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Arm:
     share: float
     transforms: tuple[TransformSpec, ...] = ()
     routing: Routing | None = None
+    isolated: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
