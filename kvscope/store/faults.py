@@ -13,6 +13,10 @@ from kvscope.store.urls import Location
 _PROGRAM_LIMIT = "54"  # SQLSTATE class: the value, not the server, is at fault (an index row too large)
 _NOT_OURS = frozenset({"42501", "42P01"})  # no permission; the table is gone
 _BINDING_ERRORS = (OverflowError, UnicodeError, TypeError, ValueError)
+_HINTS = {  # of SQLite's result codes
+    "READONLY": "its file, folder or file system is read-only: make it writable, or name another with --db",
+    "FULL": "the disk is full: free some space, or remove old requests with `kvscope db prune`",
+}
 
 
 def is_data_error(error: BaseException) -> bool:
@@ -29,7 +33,9 @@ def first_line(error: BaseException) -> str:
     """Return the driver's own message, first line only: later ones may quote stored values."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     lines = str(cause).strip().splitlines()
-    return lines[0].strip() if lines else type(cause).__name__
+    said = lines[0].strip() if lines else type(cause).__name__
+    kind = (getattr(cause, "sqlite_errorname", None) or "").removeprefix("SQLITE_").partition("_")[0]
+    return f"{said}; {_HINTS[kind]}" if kind in _HINTS else said
 
 
 @contextlib.contextmanager

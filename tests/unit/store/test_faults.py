@@ -1,8 +1,10 @@
 """Drivers' errors become one line of kvscope's own, and only those that are not our fault."""
 
 import sqlite3
+from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DataError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -79,3 +81,18 @@ def test_what_our_own_code_is_at_fault_for_stays(error: Exception) -> None:
 )
 def test_data_errors_are_told_from_the_others(error: Exception, *, expected: bool) -> None:
     assert is_data_error(error) is expected
+
+
+def test_a_read_only_file_is_told_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "k.db"
+    sqlite3.connect(file).close()
+    engine = create_engine(f"sqlite:///file:{file}?mode=ro&uri=true")
+    with (
+        pytest.raises(
+            UnreachableError, match="readonly database; its file, folder or file system is read-only"
+        ),
+        translated(LOCATION),
+        engine.begin() as connection,
+    ):
+        connection.execute(text("CREATE TABLE t (a)"))
+    engine.dispose()
