@@ -1,5 +1,6 @@
 """The entry point: finds the command, runs it, turns errors into one line and an exit code."""
 
+import errno
 import importlib
 import io
 import logging
@@ -36,6 +37,10 @@ _COMMANDS = {
     "suggest": ("kvscope.cli.suggest", "suggest", "Ranked suggestions, from the store or from log files."),
     "tokens": ("kvscope.cli.tokens", "tokens", "Token counts of a text, side by side."),
 }
+
+
+_NO_PLACE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
+"""What a file system says where nothing may or can be written."""
 
 
 class _LazyGroup(click.Group):
@@ -95,4 +100,13 @@ def main(arguments: list[str] | None = None) -> Any:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in _NO_PLACE:
+            raise
+        click.echo(
+            f"kvscope: cannot write {error.filename or 'a file'}: {error.strerror};"
+            " make that place writable, or name another one",
+            err=True,
+        )
+        sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
