@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from kvscope.analysis.attribution import PromptFacts
 from kvscope.analysis.difference import Place, first_difference
+from kvscope.analysis.radix import RadixTree
 from kvscope.analysis.shingles import Hashes, Tokens, WindowSet, window_hashes
 from kvscope.cache.hashing import block_chain, root_of
 from kvscope.prompts.segments import Segment
@@ -57,6 +58,7 @@ class _Group:
 
     latest: deque[_Known] = dataclasses.field(default_factory=deque)
     windows: WindowSet = dataclasses.field(default_factory=WindowSet)
+    tree: RadixTree[_Known] = dataclasses.field(default_factory=RadixTree[_Known])
 
 
 class Ledger:
@@ -76,6 +78,7 @@ class Ledger:
         self._serials = itertools.count(1)
         self._known: OrderedDict[int, _Known] = OrderedDict()
         self._groups: dict[tuple[_Domain, str], _Group] = {}
+        self._trees: dict[_Domain, RadixTree[_Known]] = {}
         self._seen: dict[str, dict[int, int]] = {}  # engine -> chain id -> serial of the first prompt
         self._contents: dict[int, int] = {}  # chain id without salt and LoRA -> number of its domain
         self._domains: dict[_Domain, int] = {}
@@ -151,24 +154,10 @@ class Ledger:
 
         Of the route's prompts, or, where there are none, of all those of the domain; the newest among equals.
         """
-        best: tuple[_Known, int] | None = None
-        for known in self._candidates(domain, route):
-            if best is not None and not _agree_at(tokens, known.tokens, best[1]):
-                continue
-            length = _common_prefix(tokens, known.tokens)
-            if best is None or length > best[1]:
-                best = known, length
-                if length == len(tokens):
-                    break
-        return best or (None, None)
-
-    def _candidates(self, domain: _Domain, route: str) -> Iterator[_Known]:
         group = self._groups.get((domain, route))
-        if group is not None:
-            yield from reversed(group.latest)
-            return
-        others = (known for known in reversed(self._known.values()) if known.domain == domain)
-        yield from itertools.islice(others, self._group_prompts)
+        tree = self._trees.get(domain) if group is None else group.tree
+        found = None if tree is None else tree.nearest(tokens)
+        return found or (None, None)
 
     def _remember(self, serial: int, domain: _Domain, arrival: Arrival, tokens: Tokens) -> None:
         chars = sum(len(segment.text) for segment in arrival.segments)
@@ -183,6 +172,8 @@ class Ledger:
         )
         group = self._groups.setdefault((domain, arrival.route), _Group())
         group.latest.append(known)
+        for tree in (group.tree, self._trees.setdefault(domain, RadixTree())):
+            tree.add(tokens, serial, known)
         self._known[serial] = known
         self._bytes += known.bytes
         if len(group.latest) > self._group_prompts:
@@ -196,8 +187,13 @@ class Ledger:
         self._bytes -= known.bytes
         group = self._groups[known.domain, known.route]
         group.latest.remove(known)
+        everywhere = self._trees[known.domain]
+        for tree in (group.tree, everywhere):
+            tree.remove(known.tokens, known.serial)
         if not group.latest:
             del self._groups[known.domain, known.route]
+        if not everywhere:
+            del self._trees[known.domain]
 
     def _note_chain(self, serial: int, domain: _Domain, chain: Sequence[int], plain: Sequence[int]) -> None:
         if len(self._domains) > _DOMAINS:
@@ -218,17 +214,3 @@ def _shorten(ids: dict[int, int], most: int) -> None:
     if len(ids) > most:
         for chain_id in list(itertools.islice(ids, most // 10 + len(ids) - most)):
             del ids[chain_id]
-
-
-def _agree_at(one: Tokens, other: Tokens, at: int) -> bool:
-    """Whether both have the same token at ``at``: else their common prefix is not longer than that."""
-    return at < min(len(one), len(other)) and bool(one[at] == other[at])
-
-
-def _common_prefix(one: Tokens, other: Tokens) -> int:
-    length = min(len(one), len(other))
-    for start, end in ((0, 64), (64, length)):  # most pairs differ early
-        differs = one[start : min(end, length)] != other[start : min(end, length)]
-        if differs.any():
-            return start + int(differs.argmax())
-    return length
