@@ -110,12 +110,11 @@ def test_isolated_arms_get_salts_and_others_none() -> None:
         policy = LivePolicy()
         experiment = _experiment(Unit.SESSION, isolated=isolated)
         policy.replace([experiment], [])
-        salts = {
-            decided.arm: decided.salt
+        decisions = [
+            policy.decide(route="agent", session=f"s{number}", request_id="r", at=200.0)
             for number in range(40)
-            if (decided := policy.decide(route="agent", session=f"s{number}", request_id="r", at=200.0))
-        }
-        assert salts == {
+        ]
+        assert {decision.arm: decision.salt for decision in decisions} == {
             name: f"kvscope:{experiment.id}:{name}" if isolated else None
             for name in ("baseline", "treatment")
         }

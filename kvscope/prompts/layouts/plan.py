@@ -119,7 +119,7 @@ class Plan:
         chosen = self.variants.get(variant)
         if chosen is None:
             raise UsageError(
-                f"layout {self.name} has no variant {variant!r}; it has {', '.join(self.variants)}"
+                f"layout {self.name} has no variant {variant!r}; known: {', '.join(self.variants)}"
             )
         conversation = _conversation(body.get("messages"), instructed=bool(chosen.before))
         rendered = {key: value for key, value in body.items() if key != REQUEST_KEY}
