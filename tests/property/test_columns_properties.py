@@ -20,7 +20,7 @@ IDS = st.one_of(
     st.integers(0, (1 << 64) - 1),
     st.sampled_from([10**8 - 1, 10**8, 10**16 - 1, 10**16, 10**19, (1 << 64) - 1]),
 )
-ODD = st.sampled_from([-1, 1 << 64, 1.0, 2.5, None, True, "7", [1], {}])
+ODD: st.SearchStrategy[Any] = st.sampled_from([-1, 1 << 64, 1.0, 2.5, None, True, "7", [1], {}])
 
 
 @st.composite

@@ -232,6 +232,8 @@ def replay_request(logged: LoggedRequest, tokenizer: Encoder) -> ReplayRequest:
 
 
 def _counted(tokens: Sequence[int]) -> "array[int]":
+    if isinstance(tokens, array) and tokens.typecode == "I":
+        return tokens
     try:
         return array("I", tokens)
     except OverflowError as error:

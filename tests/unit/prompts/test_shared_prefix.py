@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from kvscope.errors import UsageError
 from kvscope.prompts.shared_prefix import SharedPrefixTokenizer
 from kvscope.prompts.tokenizing import LocalTokenizer, load_tokenizer
 
@@ -28,6 +29,20 @@ class Counting:
 
     def to_str(self) -> str:
         return str(self._backend.to_str())
+
+    @property
+    def model(self) -> Any:
+        return self._backend.model
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+# digits one by one, then words: more than one step, so that the tokenizer itself must tell what is new
+TWO_STEPS = {
+    "pre_tokenizer": {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES],
+    }
+}
 
 
 def changed(**parts: Any) -> LocalTokenizer:
@@ -51,7 +66,7 @@ def test_real_prompts_have_the_engines_counts_and_are_tokenised_in_part() -> Non
 
 
 def test_a_text_that_goes_on_costs_what_is_new() -> None:
-    local = load_tokenizer(TOKENIZER)
+    local = changed(**TWO_STEPS)
     counting = Counting(local.backend)
     local._tokenizer = counting
     shared = SharedPrefixTokenizer(local)
@@ -60,6 +75,46 @@ def test_a_text_that_goes_on_costs_what_is_new() -> None:
     before = counting.chars
     shared.encode("completion", {"prompt": text + "and back"})
     assert counting.chars - before < 1000
+
+
+@pytest.mark.parametrize("parts", [{}, TWO_STEPS])
+def test_texts_of_all_kinds_word_by_word_or_not(parts: dict[str, Any]) -> None:
+    local = changed(**parts)
+    shared = SharedPrefixTokenizer(local)
+    assert shared.shares
+    english = "It's 1,234 o'clock <|im_end|>\n<|im_start|>user  and so on \t\n\n we go home  \r\n"
+    for text in (
+        "",
+        "a",
+        english * 20,
+        english * 21,
+        "“Où?” — 你好 " * 90,
+        "🫠 new in 2021 " * 50,
+        "x" * 5_000,
+    ):
+        body = {"prompt": text}
+        assert list(shared.encode("completion", body)) == local.encode("completion", body)
+
+
+def test_added_tokens_of_both_kinds_are_found_as_the_tokenizer_finds_them() -> None:
+    value = json.loads((TOKENIZER / "tokenizer.json").read_text())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
+    own = [("<|im_", False), ("<<|im_end|>", True), ("im_end|>>", True), ("ab", True), ("abc", True)]
+    added = [
+        {"id": 8_000 + number, "content": content, "normalized": normalized, **plain}
+        for number, (content, normalized) in enumerate(own)
+    ]
+    local = changed(added_tokens=value["added_tokens"] + added)
+    shared = SharedPrefixTokenizer(local)
+    for text in ("<<|im_end|>>abcd ab<|im_<|im_start|>", "xabc<|im_end|>>", "<|im_end|"):
+        body = {"prompt": text}
+        assert list(shared.encode("completion", body)) == local.encode("completion", body)
+
+
+def test_a_half_of_a_pair_is_no_text() -> None:
+    shared = SharedPrefixTokenizer(load_tokenizer(TOKENIZER))
+    with pytest.raises(UsageError, match="lone surrogate"):
+        shared.encode("completion", {"prompt": "a \ud800 b"})
 
 
 def test_token_ids_are_what_they_are() -> None:
