@@ -1,6 +1,7 @@
 """Settings of the metrics scraper."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -36,6 +37,16 @@ class PrometheusSettings(BaseModel):
     @classmethod
     def _are_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for url in value:
-            if not url.startswith(("http://", "https://")):
+            if not _is_page(url):
                 raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000/metrics")
+        if len(set(value)) < len(value):
+            raise ValueError("a page is named twice; name each engine's page once")
         return value
+
+
+def _is_page(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from kvscope.config.load import collector_factories, load_settings, make_data_directory
-from kvscope.store.urls import locate
+from kvscope.config.load import check_place, collector_factories, load_settings, make_data_directory
 
 
 @click.command()
@@ -67,7 +66,7 @@ def agent(
     }
     factories = collector_factories()
     settings = load_settings(config, flags, factories.values())
-    locate(settings.db)
+    check_place(settings.db)
     if check:
         click.echo("the configuration is valid")
         return

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from kvscope.config.settings import AgentSettings
-from kvscope.errors import ConfigError
+from kvscope.errors import ConfigError, UsageError
 from kvscope.pipeline.contracts import CollectorFactory
 from kvscope.store.urls import locate
 
@@ -63,6 +63,25 @@ def make_data_directory(db: str) -> None:
     """Make the data directory when ``db`` lies in it; other folders are their owner's to make."""
     if db.startswith(f"sqlite:///{data_directory()}"):
         data_directory().mkdir(parents=True, exist_ok=True)
+
+
+def check_place(db: str) -> None:
+    """Raise ``UsageError`` where no store can be at ``db``; of a server's URL the form alone is looked at."""
+    path = locate(db).path
+    if path is None:
+        return
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file in it, such as sqlite:///{path / 'kvscope.db'}")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UsageError(f"{path} may not be written; name another file with --db, or allow it")
+    if folder == data_directory():
+        while not folder.exists():
+            folder = folder.parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; make it, or name another place with --db")
+    if not os.access(folder, os.W_OK):  # SQLite writes files beside its own
+        raise UsageError(f"the folder {folder} may not be written; name another place with --db, or allow it")
 
 
 def collector_factories() -> dict[str, CollectorFactory]:

@@ -69,6 +69,27 @@ def test_a_store_that_is_no_url(tmp_path: Path) -> None:
     assert "write sqlite:///FILE or postgresql://USER@HOST/DATABASE" in one_line(done.stderr)
 
 
+@pytest.mark.parametrize("url", ["http://", "http://h:99999/metrics", "h:8000/metrics", "http://h:0/"])
+def test_a_metrics_page_that_is_no_url(tmp_path: Path, url: str) -> None:
+    done = kvscope(tmp_path, "agent", "--check", "--metrics-url", url)
+    assert done.returncode == 2
+    assert f"{url!r} is not a URL such as http://127.0.0.1:8000/metrics" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("db", "said"),
+    [
+        ("sqlite:///absent/k.db", "there is no folder absent; make it, or name another place with --db"),
+        ("sqlite:///there", "there is a folder; name a file in it, such as sqlite:///there/kvscope.db"),
+    ],
+)
+def test_a_store_that_cannot_be_where_it_should(tmp_path: Path, db: str, said: str) -> None:
+    (tmp_path / "there").mkdir()
+    done = kvscope(tmp_path, "agent", "--check", "--db", db)
+    assert done.returncode == 2
+    assert said in one_line(done.stderr)
+
+
 def test_a_valid_config_is_only_checked(tmp_path: Path) -> None:
     done = kvscope(tmp_path, "agent", "--check", "--upstream", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout.strip()) == (0, "the configuration is valid")
