@@ -122,7 +122,7 @@ class Layouts:
         variables, variant = asked.get("variables", {}), asked.get("variant")
         if not isinstance(variables, dict):
             raise LayoutRefusedError("variables must be an object", f"{REQUEST_KEY}.variables")
-        if variant is not None and variant not in plan.variants:
+        if variant is not None and not (isinstance(variant, str) and variant in plan.variants):
             raise LayoutRefusedError(
                 f"layout {name} has no such variant; known: {', '.join(plan.variants)}",
                 f"{REQUEST_KEY}.variant",
