@@ -10,7 +10,7 @@ from kvscope.errors import KvscopeError
 from kvscope.model.advice import Experiment, RoutePolicy, Suggestion, Unit
 from kvscope.model.prompt import Risk
 from kvscope.reports import evidence, words
-from kvscope.reports.changes import changes_of, in_force
+from kvscope.reports.changes import in_force, steps_of
 
 _UNITS = {
     Unit.SESSION: "By session: each session stays in its arm",
@@ -66,7 +66,7 @@ def _card(suggestion: Suggestion, experiments: Sequence[Experiment], policies: S
             st.altair_chart(view.hit_rate_bars(suggestion))
         middle.metric("TTFT change", words.change_seconds(suggestion.ttft_change_seconds))
         right.metric("Tokens saved a day", words.rough(suggestion.tokens_saved_per_day))
-        for line in changes_of(suggestion.transforms) or ("A person must act: the gateway cannot do this.",):
+        for line in steps_of(suggestion):
             st.markdown(ui.plain(line))
         st.caption(
             " · ".join(f"{label}: {ui.plain(text)}" for label, text in evidence.lines(suggestion.evidence))

@@ -10,7 +10,7 @@ from kvscope.clock import system_clock
 from kvscope.errors import UsageError
 from kvscope.model.advice import Suggestion
 from kvscope.reports import words
-from kvscope.reports.changes import changes_of
+from kvscope.reports.changes import steps_of
 
 
 @click.command()
@@ -60,8 +60,7 @@ def suggest(
         return
     emit_table("Suggestions", _COLUMNS, map(_row, suggestions), empty=f"no suggestion: {none_because}")
     for item in suggestions:
-        change = " ".join(changes_of(item.transforms)) or f"{words.title(item.kind)}; a person must act."
-        click.echo(f"{item.id}: {change}")
+        click.echo(f"{item.id}: {' '.join(steps_of(item))}")
     for line in skipped:
         click.echo(f"skipped line {line['line']}: {line['reason']}", err=True)
 

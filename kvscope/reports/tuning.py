@@ -7,7 +7,7 @@ from kvscope.model.cache_config import CACHE_CONFIG_METRIC, cache_configs
 from kvscope.model.request import MissCause, RequestRecord, Status
 from kvscope.model.telemetry import MetricSample
 from kvscope.model.views import HitRow, MissRow
-from kvscope.reports.changes import changes_of, in_force
+from kvscope.reports.changes import changes_of, in_force, steps_of
 from kvscope.reports.content import (
     CauseLine,
     Engine,
@@ -155,7 +155,7 @@ def _suggestion(item: Suggestion, policies: Sequence[RoutePolicy]) -> Suggestion
         hit_rate_after=item.hit_rate_after,
         ttft_change_seconds=item.ttft_change_seconds,
         tokens_saved_per_day=item.tokens_saved_per_day,
-        changes=changes_of(item.transforms),
+        changes=steps_of(item),
         in_force=in_force(item, policies),
         evidence=dict(item.evidence),
     )

@@ -6,26 +6,20 @@ is taken from the newer half of the window, where the cache is warm. A change mu
 """
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvscope.model.advice import Suggestion
 from kvscope.model.prompt import Prompt, Risk, TransformSpec
 from kvscope.prompts.tokenizing import PromptTokenizer
 from kvscope.prompts.transforms import layout_name
+from kvscope.tuning.effects import Effect, TtftPredictor, suggestion_of
 from kvscope.tuning.evidence import evidence_of
-from kvscope.tuning.judge import Judge, Outcome, stand_ins
-from kvscope.tuning.search import Change, newer_half, options_of, promising
+from kvscope.tuning.judge import Judge, stand_ins
+from kvscope.tuning.operations import operations
+from kvscope.tuning.search import Change, options_of, promising
 from kvscope.tuning.structure import RouteStructure, learn
 from kvscope.tuning.window import FEWEST_REQUESTS, InForce, Limits, RouteWindow, Window, select
 
-TtftPredictor = Callable[[int, int], float | None]
-"""From prompt tokens and cached tokens to seconds; None where the model refuses."""
-
-_DAY_SECONDS = 86_400.0
-_ID_CHARS = 12
 _RISKS = list(Risk)
 
 
@@ -37,23 +31,12 @@ class Advice:
     none_because: str | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Judged:
-    """A change of one route and what the exact replay says of it."""
+    """A change of one route's prompts and what the exact replay says of it."""
 
     change: Change
-    before: Outcome
-    after: Outcome
-    route: RouteWindow
-
-    def gain(self, positions: Iterable[int]) -> float:
-        """Return by how much the hit rate of the requests at ``positions`` grows."""
-        chosen = tuple(positions)
-        return self.after.hit_rate(chosen) - self.before.hit_rate(chosen)
-
-    @property
-    def least_gain(self) -> float:
-        return min(self.gain(self.route.positions), self.gain(newer_half(self.route)))
+    effect: Effect
 
 
 def advise(  # noqa: PLR0913 - what advice depends on, all of it named
@@ -85,8 +68,6 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
         route.route: learn([window.prompts[position] for position in route.positions]) for route in routes
     }
     options = {route: options_of(structure) for route, structure in structures.items()}
-    if not any(options.values()):
-        return _nothing(_why_no_option(structures.values()))
     exact = Judge(window, tokenizer.encode, block_size=block_size, num_blocks=num_blocks)
     if not any(exact.now.prompt_tokens):
         reason = exact.refused[0] if exact.refused else "the cache is smaller than every prompt"
@@ -98,14 +79,28 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
         num_blocks=num_blocks,
     )
     suggestions = [
-        _suggestion(judged, window=window, ttft=ttft, now=now)
+        _changed_prompts(judged, window=window, ttft=ttft, now=now)
         for route in routes
         if options[route.route]
         for judged in _judge(
             exact, route, promising(rough, route, options[route.route], min_gain=min_gain), min_gain
         )
     ]
+    suggestions += [
+        suggestion_of(
+            found.effect,
+            kind=found.kind,
+            risk=Risk.SAFE,
+            change=found.change,
+            evidence=found.evidence,
+            ttft=ttft,
+            now=now,
+        )
+        for found in operations(exact, window, routes, min_gain=min_gain)
+    ]
     suggestions.sort(key=_most_saved_first)
+    if not suggestions and not any(options.values()):
+        return _nothing(_why_no_option(structures.values()))
     if not suggestions:
         return _nothing(
             f"the cache holds what repeats: no change would raise a route's hit rate by {min_gain:.1%}"
@@ -139,12 +134,10 @@ def _judge(exact: Judge, route: RouteWindow, changes: Sequence[Change], min_gain
     """Yield the changes that gain enough; a combination only where it gains more than its parts alone."""
     best = 0.0
     for change in sorted(changes, key=lambda change: len(change.kinds)):
-        judged = _Judged(
-            change=change, before=exact.now, after=exact.outcome(route, change.specs), route=route
-        )
+        judged = _Judged(change, Effect(exact.now, exact.outcome(route, change.specs), route))
         bar = min_gain if len(change.kinds) == 1 else max(min_gain, best + min_gain / 4)
-        if judged.least_gain >= bar:
-            best = max(best, judged.least_gain)
+        if judged.effect.least_gain >= bar:
+            best = max(best, judged.effect.least_gain)
             yield dataclasses.replace(judged, change=_largest_first(exact, judged))
 
 
@@ -155,41 +148,32 @@ def _largest_first(exact: Judge, judged: _Judged) -> Change:
 
     def alone(kind: str) -> float:
         part = judged.change.only(kind)
-        after = exact.outcome(judged.route, part.specs)
-        return dataclasses.replace(judged, change=part, after=after).least_gain
+        after = exact.outcome(judged.effect.route, part.specs)
+        return dataclasses.replace(judged.effect, after=after).least_gain
 
     gains = {kind: alone(kind) for kind in judged.change.kinds}
     ranked = sorted(judged.change.options, key=lambda option: -gains[option.kind])
     return Change(tuple(ranked))
 
 
-def _suggestion(judged: _Judged, *, window: Window, ttft: TtftPredictor | None, now: float) -> Suggestion:
-    route = judged.route
-    kind = judged.change.kinds[0]
-    transforms = _merged((*route.in_force, *judged.change.specs))
-    change = {"transforms": [spec.as_json() for spec in transforms]}
-    ttft_change, ttft_requests = _ttft_change(judged, ttft)
+def _changed_prompts(
+    judged: _Judged, *, window: Window, ttft: TtftPredictor | None, now: float
+) -> Suggestion:
+    change, effect = judged.change, judged.effect
+    transforms = _merged((*effect.route.in_force, *change.specs))
     evidence = evidence_of(
-        judged.change, route=route, window=window, before=judged.before, after=judged.after
+        change, route=effect.route, window=window, before=effect.before, after=effect.after
     )
-    evidence["hit_rate_newer_half_before"] = judged.before.hit_rate(newer_half(route))
-    evidence["hit_rate_newer_half_after"] = judged.after.hit_rate(newer_half(route))
-    if ttft is not None:
-        evidence["ttft_requests"] = ttft_requests
-    if route.in_force:
-        evidence["in_force"] = layout_name(route.in_force)
-    return Suggestion(
-        id=_stable_id(route.route, kind, change),
-        kind=kind,
-        route=route.route,
-        risk=judged.change.risk,
+    if effect.route.in_force:
+        evidence["in_force"] = layout_name(effect.route.in_force)
+    return suggestion_of(
+        effect,
+        kind=change.kinds[0],
+        risk=change.risk,
+        change={"transforms": [spec.as_json() for spec in transforms]},
         evidence=evidence,
-        hit_rate_before=judged.before.hit_rate(route.positions),
-        hit_rate_after=judged.after.hit_rate(route.positions),
-        ttft_change_seconds=ttft_change,
-        tokens_saved_per_day=_saved_per_day(judged),
-        change=change,
-        created_at=now,
+        ttft=ttft,
+        now=now,
     )
 
 
@@ -205,44 +189,3 @@ def _merged(specs: Iterable[TransformSpec]) -> tuple[TransformSpec, ...]:
         else:
             merged[spec.kind, role] = spec
     return tuple(merged[key] for key in sorted(merged))
-
-
-def _stable_id(route: str, kind: str, change: Mapping[str, Any]) -> str:
-    canonical = json.dumps([route, kind, change], sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:_ID_CHARS]
-
-
-def _uncached(outcome: Outcome, position: int) -> int:
-    return outcome.prompt_tokens[position] - outcome.hit_tokens[position]
-
-
-def _saved_per_day(judged: _Judged) -> float | None:
-    """Return the tokens a day that need no computing any more, at the window's rate and once it is warm.
-
-    None where the requests have no times that would give a rate.
-    """
-    route = judged.route
-    if route.window_seconds is None:
-        return None
-    newer = newer_half(route)
-    saved = sum(_uncached(judged.before, at) - _uncached(judged.after, at) for at in newer)
-    requests_per_day = (route.seen - 1) / route.window_seconds * _DAY_SECONDS
-    return saved / len(newer) * requests_per_day
-
-
-def _ttft_change(judged: _Judged, ttft: TtftPredictor | None) -> tuple[float | None, int]:
-    """Return the mean of after - before in seconds, and over how many requests the model could tell it.
-
-    It is None where the model refuses more than half of the requests.
-    """
-    if ttft is None:
-        return None, 0
-    changes: list[float] = []
-    for at in judged.route.positions:
-        before = ttft(judged.before.prompt_tokens[at], judged.before.hit_tokens[at])
-        after = ttft(judged.after.prompt_tokens[at], judged.after.hit_tokens[at])
-        if before is not None and after is not None:
-            changes.append(after - before)
-    if 2 * len(changes) < len(judged.route.positions):
-        return None, len(changes)
-    return sum(changes) / len(changes), len(changes)

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvscope.cache.replay import ReplayRequest, replay
 from kvscope.errors import UsageError
-from kvscope.model.prompt import TransformSpec
+from kvscope.model.prompt import Prompt, TransformSpec
 from kvscope.prompts.segments import segments
 from kvscope.tuning.window import RouteWindow, Window
 
@@ -36,6 +36,19 @@ class Outcome:
         tokens = sum(self.prompt_tokens[position] for position in chosen)
         return sum(self.hit_tokens[position] for position in chosen) / tokens if tokens else 0.0
 
+    def uncached(self, position: int) -> int:
+        """Return the tokens of a request that were computed."""
+        return self.prompt_tokens[position] - self.hit_tokens[position]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How the window is served: with what salt, by which engine, with how many blocks each."""
+
+    salt: Callable[[Prompt], str | None]
+    engine: Callable[[Prompt], str]
+    num_blocks: int | None
+
 
 class Judge:
     """Replays one window again and again; each engine has a cache of its own."""
@@ -48,15 +61,22 @@ class Judge:
         self.refused: list[str] = []  # why prompts could not be tokenised
         self._tokens = [self._tokens_of(prompt.api, prompt.sent_body) for prompt in window.prompts]
         self._outcomes: dict[tuple[str, frozenset[str]], Outcome] = {}
-        self.now = self._replay({})
+        self.serving = Serving(
+            salt=lambda prompt: prompt.salt, engine=lambda prompt: prompt.engine, num_blocks=num_blocks
+        )
+        self.now = self._replay({}, self.serving)
 
     def outcome(self, route: RouteWindow, specs: Sequence[TransformSpec]) -> Outcome:
         """Return what the window would have hit with ``specs`` on ``route``."""
         key = (route.route, frozenset(map(repr, specs)))
         known = self._outcomes.get(key)
         if known is None:
-            known = self._outcomes[key] = self._replay(self._changed(route, specs))
+            known = self._outcomes[key] = self._replay(self._changed(route, specs), self.serving)
         return known
+
+    def served(self, serving: Serving) -> Outcome:
+        """Return what the window as it is would have hit when served in another way."""
+        return self._replay({}, serving)
 
     def _changed(self, route: RouteWindow, specs: Sequence[TransformSpec]) -> dict[int, Tokens]:
         changed: dict[int, Tokens] = {}
@@ -76,20 +96,23 @@ class Judge:
             self.refused.append("token ids or characters that no tokenizer takes")
         return array("q")
 
-    def _replay(self, changed: Mapping[int, Tokens]) -> Outcome:
+    def _replay(self, changed: Mapping[int, Tokens], serving: Serving) -> Outcome:
         prompts = self._window.prompts
         hits = [0] * len(prompts)
         tokens = [changed.get(position, self._tokens[position]) for position in range(len(prompts))]
         lengths = [len(each) if self._fits(each) else 0 for each in tokens]
-        for engine in dict.fromkeys(prompt.engine for prompt in prompts):
-            positions = [p for p, prompt in enumerate(prompts) if prompt.engine == engine and lengths[p]]
+        by_engine: dict[str, list[int]] = {}
+        for position, prompt in enumerate(prompts):
+            if lengths[position]:
+                by_engine.setdefault(serving.engine(prompt), []).append(position)
+        for positions in by_engine.values():
             result = replay(
                 (
-                    ReplayRequest(request_id=str(p), tokens=tokens[p].tolist(), salt=prompts[p].salt)
+                    ReplayRequest(request_id=str(p), tokens=tokens[p].tolist(), salt=serving.salt(prompts[p]))
                     for p in positions
                 ),
                 block_size=self._block_size,
-                num_blocks=self._num_blocks,
+                num_blocks=serving.num_blocks,
             )
             for position, replayed in zip(positions, result.per_request, strict=True):
                 hits[position] = replayed.hit_tokens

@@ -82,11 +82,6 @@ def options_of(structure: RouteStructure) -> tuple[Option, ...]:
     )
 
 
-def newer_half(route: RouteWindow) -> tuple[int, ...]:
-    """Return the positions of the route's newer requests: what the cache does once it is warm."""
-    return route.positions[len(route.positions) // 2 :]
-
-
 def promising(
     rough: Judge, route: RouteWindow, options: Sequence[Option], *, min_gain: float
 ) -> list[Change]:
@@ -122,4 +117,4 @@ def _without_idle(rough: Judge, route: RouteWindow, change: Change, slack: float
 
 
 def _rate(outcome: Outcome, route: RouteWindow) -> float:
-    return outcome.hit_rate(newer_half(route))
+    return outcome.hit_rate(route.newer_half)

@@ -48,6 +48,11 @@ class RouteWindow:
     in_force: tuple[TransformSpec, ...]
     capped: bool
 
+    @property
+    def newer_half(self) -> tuple[int, ...]:
+        """The positions of the newer requests: what the cache does once it is warm."""
+        return self.positions[len(self.positions) // 2 :]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Window:

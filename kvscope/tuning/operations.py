@@ -1,0 +1,167 @@
+"""Changes of how the engines are run: prompts stay as they are, and answers cannot change.
+
+Each is a question to the same exact replay: the window served with more memory, by another choice of the
+replica, or under wider salts. Memory is the engine's, so it is suggested once, to the route that gains most.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvscope.model.advice import Routing
+from kvscope.model.prompt import Prompt
+from kvscope.tuning.effects import Effect
+from kvscope.tuning.judge import Judge, Outcome
+from kvscope.tuning.window import RouteWindow, Window
+
+MORE_MEMORY = "more_memory"
+ROUTE_AFFINITY = "route_affinity"
+WIDEN_SALT = "widen_salt"
+_FACTORS = (1.5, 2.0, 3.0, 4.0, 8.0)
+_MOST_OF_IT = 0.8  # of what endless memory would bring: more than that is seldom worth it
+_FEWEST_SALTS = 2
+_LEADING = 512  # characters that tell one template from another
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A change of the servers, its effect on a route, and what it rests on."""
+
+    kind: str
+    effect: Effect
+    change: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+
+
+def operations(
+    judge: Judge, window: Window, routes: Sequence[RouteWindow], *, min_gain: float
+) -> Iterator[Operation]:
+    """Yield what would raise the hit rate of one of ``routes`` by at least ``min_gain``."""
+    yield from _more_memory(judge, routes, min_gain)
+    yield from _route_affinity(judge, window, routes, min_gain)
+    yield from _widen_salt(judge, window, routes, min_gain)
+
+
+def _more_memory(judge: Judge, routes: Sequence[RouteWindow], min_gain: float) -> Iterator[Operation]:
+    blocks = judge.serving.num_blocks
+    if blocks is None:
+        return
+    endless = judge.served(dataclasses.replace(judge.serving, num_blocks=None))
+    route = _gaining_most(judge, endless, routes)
+    most = Effect(judge.now, endless, route).least_gain
+    if most < min_gain:
+        return
+    for factor in _FACTORS:
+        wanted = round(blocks * factor)
+        after = judge.served(dataclasses.replace(judge.serving, num_blocks=wanted))
+        effect = Effect(judge.now, after, route)
+        if effect.least_gain >= max(min_gain, _MOST_OF_IT * most):
+            yield Operation(
+                kind=MORE_MEMORY,
+                effect=effect,
+                change={"blocks": wanted},
+                evidence=_evidence(effect)
+                | {"blocks_now": blocks, "hit_rate_without_limit": endless.hit_rate(route.positions)},
+            )
+            return
+
+
+def _route_affinity(
+    judge: Judge, window: Window, routes: Sequence[RouteWindow], min_gain: float
+) -> Iterator[Operation]:
+    """Suggest to keep sessions, or else equal beginnings, on one of the engines that serve their model."""
+    engines: dict[str, set[str]] = {}
+    for prompt in window.prompts:
+        engines.setdefault(_model(prompt), set()).add(prompt.engine)
+    if all(len(found) == 1 for found in engines.values()):
+        return
+    ordered = {model: sorted(found) for model, found in engines.items()}
+
+    def by_session(prompt: Prompt) -> str:
+        return _chosen(ordered[_model(prompt)], prompt.session or prompt.request_id)
+
+    def by_prefix(prompt: Prompt) -> str:
+        return _chosen(
+            ordered[_model(prompt)], repr(prompt.sent_body.get("messages") or prompt.sent_body)[:_LEADING]
+        )
+
+    outcomes = {
+        Routing.SESSION: judge.served(dataclasses.replace(judge.serving, engine=by_session)),
+        Routing.PREFIX: judge.served(dataclasses.replace(judge.serving, engine=by_prefix)),
+    }
+    for route in routes:
+        replicas = sorted({window.prompts[at].engine for at in route.positions})
+        if len(replicas) == 1:
+            continue
+        effects = {routing: Effect(judge.now, after, route) for routing, after in outcomes.items()}
+        # to know sessions is simpler than to know prefixes: only a clear gain speaks for these
+        by_far = effects[Routing.PREFIX].least_gain > effects[Routing.SESSION].least_gain + min_gain
+        routing = Routing.PREFIX if by_far else Routing.SESSION
+        effect = effects[routing]
+        if effect.least_gain >= min_gain:
+            yield Operation(
+                kind=ROUTE_AFFINITY,
+                effect=effect,
+                change={"routing": routing.value},
+                evidence=_evidence(effect) | {"replicas": len(replicas)},
+            )
+
+
+def _widen_salt(
+    judge: Judge, window: Window, routes: Sequence[RouteWindow], min_gain: float
+) -> Iterator[Operation]:
+    """Suggest one salt a tenant where a tenant's requests have several; never one for several tenants."""
+
+    def by_tenant(prompt: Prompt) -> str | None:
+        return prompt.salt if prompt.salt is None or prompt.tenant is None else f"tenant {prompt.tenant}"
+
+    salts: dict[str, set[str]] = {}
+    for prompt in window.prompts:
+        if prompt.salt is not None and prompt.tenant is not None:
+            salts.setdefault(prompt.tenant, set()).add(prompt.salt)
+    if all(len(found) < _FEWEST_SALTS for found in salts.values()):
+        return
+    after = judge.served(dataclasses.replace(judge.serving, salt=by_tenant))
+    for route in routes:
+        effect = Effect(judge.now, after, route)
+        if effect.least_gain >= min_gain:
+            found = [window.prompts[at] for at in route.positions]
+            yield Operation(
+                kind=WIDEN_SALT,
+                effect=effect,
+                change={"cache_salt": "tenant"},
+                evidence=_evidence(effect)
+                | {
+                    "salts": len({prompt.salt for prompt in found}),
+                    "tenants": len({prompt.tenant for prompt in found}),
+                },
+            )
+
+
+def _gaining_most(judge: Judge, after: Outcome, routes: Sequence[RouteWindow]) -> RouteWindow:
+    return max(routes, key=lambda route: _saved(Effect(judge.now, after, route)))
+
+
+def _saved(effect: Effect) -> int:
+    return sum(effect.before.uncached(at) - effect.after.uncached(at) for at in effect.route.positions)
+
+
+def _evidence(effect: Effect) -> dict[str, Any]:
+    """Return what every suggestion tells; no place in the prompt is at fault here."""
+    return {
+        "requests": len(effect.route.positions),
+        "window_seconds": effect.route.window_seconds,
+        "tokens_lost": _saved(effect),
+        "hit_rate_window_before": effect.before.hit_rate(),
+        "hit_rate_window_after": effect.after.hit_rate(),
+        "window_capped": effect.route.capped,
+    }
+
+
+def _model(prompt: Prompt) -> str:
+    return str(prompt.sent_body.get("model") or "")
+
+
+def _chosen(engines: Sequence[str], key: str) -> str:
+    return engines[zlib.crc32(key.encode("utf-8", "surrogatepass")) % len(engines)]
