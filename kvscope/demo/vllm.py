@@ -11,7 +11,7 @@ from kvscope.demo.model import MODEL_NAME
 from kvscope.demo.process import ChildProcess
 from kvscope.errors import UsageError
 
-_START_SECONDS = 300.0
+_START_SECONDS = 600.0
 
 
 def vllm_installed() -> bool:

@@ -76,6 +76,7 @@ async def test_batches_come_in_order_with_engine_and_replica(publisher: Publishe
 async def test_a_gap_is_closed_by_replay_before_the_batch_that_showed_it(publisher: Publisher) -> None:
     registry = CollectorRegistry()
     async with _hearing(publisher, registry=registry) as (_, log):
+        await eventually(lambda: publisher.replays == 1)  # what came before us: nothing
         await publisher.publish(0)
         await _until_heard(log, 0)
         await publisher.publish(1, hidden=True)
