@@ -15,6 +15,7 @@ from kvscope.agent.caches import CacheConfigs
 from kvscope.agent.comparing import Comparing
 from kvscope.agent.export import Exporter
 from kvscope.agent.export_metrics import MetricsSender, RequestMeasures
+from kvscope.agent.foresight import Foresight
 from kvscope.agent.loops import Advisor, Loop
 from kvscope.agent.upkeep import Upkeep
 from kvscope.analysis.live import Analyser
@@ -32,6 +33,7 @@ from kvscope.store.database import open_store
 
 _LOG = logging.getLogger(__name__)
 _ROLL_UP_SECONDS = 15.0
+_FORECAST_SECONDS = 10.0
 _COMPARE_SECONDS = 30.0
 
 
@@ -67,14 +69,16 @@ class Agent:
         tokenizer: Path | str = settings.tokenizer or settings.upstreams[0]
         self._writer = Writer(self._store.batches, settings.writer, self._registry, spool=self._spool)
         self._caches = CacheConfigs()
+        self._foresight = Foresight(tokenizer_of(tokenizer), engines=settings.upstreams, clock=clock)
         self._analyser = Analyser(
-            tokenizer=tokenizer_of(tokenizer),
+            tokenizer=self._foresight,
             sink=self._writer,
             cache_configs=self._caches.get,
             clock=clock,
             registry=self._registry,
             settings=settings.analyser,
         )
+        self._foresight.follow(self._analyser.index)
         self._writer.subscribe(self._caches.on_committed)
         self._writer.subscribe(self._analyser.on_committed)
         measures = RequestMeasures()
@@ -107,6 +111,8 @@ class Agent:
             policy=policy,
             prompts=self._analyser,
             cache_events=self._analyser,
+            prefixes=self._foresight,
+            forecast=self._foresight,
         )
         sections: Any = settings
         self._collectors: dict[str, Collector] = {
@@ -116,7 +122,10 @@ class Agent:
         failures = Counter(
             "kvscope_loop_failures", "Failed calls of recurring work.", ["loop"], registry=self._registry
         )
-        self._loops = [Loop("controller", self._step, settings.controller.interval_seconds, failures)]
+        self._loops = [
+            Loop("forecast", self._foretell, _FORECAST_SECONDS, failures),
+            Loop("controller", self._step, settings.controller.interval_seconds, failures),
+        ]
         if settings.advisor.interval_seconds:
             self._loops.append(
                 Loop("advisor", self._advisor.look, settings.advisor.interval_seconds, failures)
@@ -136,6 +145,9 @@ class Agent:
 
     async def _step(self) -> None:
         await asyncio.to_thread(self._controller.step)
+
+    async def _foretell(self) -> None:
+        self._foresight.foretell_with(await asyncio.to_thread(self._store.advice.models))
 
     def health(self) -> dict[str, tuple[bool, str]]:
         """Return the state of each part in one line."""

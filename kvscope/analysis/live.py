@@ -183,6 +183,10 @@ class Analyser:
         """Return the latest prompts, oldest first, for the advisor."""
         return self._window.prompts()
 
+    def index(self, engine: str) -> BlockIndex | None:
+        """Return what the engine has cached, or None while no event has told."""
+        return self._indexes.get(engine)
+
     def _put(self, item: _Item, what: str) -> None:
         if not self._worker.put(item):
             self._metrics.dropped.labels(what).inc()
