@@ -10,6 +10,7 @@ def tokenizer_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., 
     """Return the option ``--tokenizer``; ``text`` says what is without one."""
     return click.option(
         "--tokenizer",
-        metavar="DIR|URL",
-        help=f"Folder of the model's tokenizer, or a running server's URL (its /tokenize). {text}",
+        metavar="DIR|FILE|URL",
+        help="Folder of the model's tokenizer, its tokenizer.json, a .tiktoken file, or a server's URL"
+        f" (its /tokenize). {text}",
     )

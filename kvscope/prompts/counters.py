@@ -1,16 +1,12 @@
 """Tokenizers that count: a Hugging Face folder, a tiktoken file, or a server that is asked."""
 
-import base64
-import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from kvscope.errors import UsageError
+from kvscope.prompts.tiktoken_files import tiktoken_encoding
 from kvscope.prompts.tokenizing import LocalTokenizer, ServerTokenizer, load_tokenizer
-
-# encodings whose rules tiktoken has, and whose tokens a .tiktoken file brings
-_TIKTOKEN_NAMES = ("cl100k_base", "o200k_base", "p50k_base", "p50k_edit", "r50k_base")
 
 
 class TokenCounter(Protocol):
@@ -116,7 +112,8 @@ def load_counter(given: str) -> TokenCounter:
         )
     path = Path(where)
     if path.suffix == ".tiktoken":
-        return _tiktoken(path, name if labelled else path.stem)
+        encoding_name = name if labelled else path.stem
+        return TiktokenCounter(encoding_name, tiktoken_encoding(path, encoding_name))
     folder = path.parent if path.is_file() and path.name == "tokenizer.json" else path
     return _files(path, name if labelled else folder.resolve().name.removesuffix(".json"))
 
@@ -138,39 +135,3 @@ def _files(path: Path, name: str) -> TokenCounter:
         raise UsageError(
             f"{path} has no tokenizer.json, and transformers finds none in it: {reason}"
         ) from error
-
-
-def _tiktoken(path: Path, name: str) -> TiktokenCounter:
-    """Return tiktoken's encoding ``name`` with the tokens of ``path``; nothing is downloaded."""
-    try:
-        import tiktoken
-        import tiktoken_ext.openai_public as public
-    except ImportError as error:
-        raise UsageError(f"{path} needs tiktoken: pip install tiktoken") from error
-    if name not in _TIKTOKEN_NAMES:
-        known = ", ".join(_TIKTOKEN_NAMES)
-        raise UsageError(f"{path} does not say how it splits text: write NAME={path}, NAME one of {known}")
-    ranks = _ranks(path)
-    # tiktoken's own constructor fetches the tokens from the net: the same function, with those of the file
-    built = public.ENCODING_CONSTRUCTORS[name]
-    scope = {**built.__globals__, "load_tiktoken_bpe": lambda *_given, **_checks: ranks}
-    parts = types.FunctionType(built.__code__, scope)()
-    parts.pop("explicit_n_vocab", None)  # of the published tokens, not necessarily of these
-    return TiktokenCounter(name, tiktoken.Encoding(**parts))
-
-
-def _ranks(path: Path) -> dict[bytes, int]:
-    """Return the tokens of a .tiktoken file: a line each, base64 and rank.
-
-    Read here and not by tiktoken, which keeps a copy of what it once read under the same path.
-    """
-    try:
-        pairs = (line.split() for line in path.read_bytes().splitlines() if line.strip())
-        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-    except OSError as error:
-        raise UsageError(f"no tokenizer at {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is not a .tiktoken file: {error}") from error
-    if len(set(ranks.values())) < len(ranks) or any(bytes([value]) not in ranks for value in range(256)):
-        raise UsageError(f"{path} is not a whole .tiktoken file: ranks repeat, or single bytes are missing")
-    return ranks

@@ -1,5 +1,6 @@
 """Prompt tokens equal the recorded engines'; bad folders, bodies and servers say so in one line."""
 
+import base64
 import contextlib
 import gzip
 import http.server
@@ -14,6 +15,7 @@ import pytest
 from typing_extensions import override
 
 from kvscope.errors import UnreachableError, UsageError
+from kvscope.prompts.named import named_tokenizer
 from kvscope.prompts.rendering import ChatTemplate
 from kvscope.prompts.tokenizing import LocalTokenizer, ServerTokenizer, load_tokenizer
 
@@ -221,3 +223,23 @@ def test_server_that_is_not_there() -> None:
 def test_prompts_that_no_engine_takes_are_refused(tokenizer: LocalTokenizer, prompt: Any) -> None:
     with pytest.raises(UsageError):
         tokenizer.encode("completion", {"prompt": prompt})
+
+
+def test_a_tiktoken_file_tokenises_texts_alone(tmp_path: Path) -> None:
+    """Of single bytes and one pair: what the rules of cl100k_base make of them is known."""
+    ranks = [bytes([value]) for value in range(256)] + [b"ab"]
+    lines = (b"%s %d" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks))
+    file = tmp_path / "own.tiktoken"
+    file.write_bytes(b"\n".join(lines))
+    tokenizer = named_tokenizer(f"cl100k_base={file}")
+    assert tokenizer.encode("completion", {"prompt": "abba"}) == [256, ord("b"), ord("a")]
+    assert tokenizer.encode("completion", {"prompt": [4, 5]}) == [4, 5]
+    for api, body, words in (
+        ("chat", {"messages": [{"role": "user", "content": "x"}]}, "no chat template"),
+        ("completion", {"prompt": ["a", "b"]}, "one text only"),
+        ("completion", {"prompt": "\ud800"}, "lone surrogate"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            tokenizer.encode(api, body)
+    with pytest.raises(UsageError, match="does not say how it splits text"):
+        named_tokenizer(str(file))
