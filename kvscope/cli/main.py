@@ -17,6 +17,7 @@ from kvscope.errors import KvscopeError
 _COMMANDS = {
     "agent": ("kvscope.cli.agent", "agent", "Run the sidecar."),
     "batch": ("kvscope.cli.batch", "batch", "Order an offline batch so that it reuses the cache."),
+    "causes": ("kvscope.cli.causes", "causes", "Why the prompt tokens of log files missed."),
     "dashboard": ("kvscope.cli.dashboard", "dashboard", "Open the Streamlit dashboard."),
     "db": ("kvscope.cli.db", "db", "Upgrade, check or prune the store."),
     "demo": ("kvscope.cli.demo", "demo", "Run the whole loop on a tiny model."),
