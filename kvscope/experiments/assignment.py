@@ -1,5 +1,6 @@
 """Which arm serves a request: sticky by hash, the same in every process and after every restart."""
 
+import functools
 import hashlib
 import math
 
@@ -17,6 +18,7 @@ def bucket(experiment_id: str, key: str) -> float:
     return (int.from_bytes(digest) >> 11) * 2048 / _HASH_RANGE
 
 
+@functools.lru_cache(maxsize=256)
 def _salt(experiment_id: str) -> bytes:
     return hashlib.blake2b(experiment_id.encode(), digest_size=16).digest()
 
@@ -38,11 +40,15 @@ def arm_by_share(experiment: Experiment, key: str) -> Arm:
     """
     at = bucket(experiment.id, key)
     upper = 0.0
-    for arm in (arm for arm in experiment.arms if not arm.baseline):
+    baseline = experiment.arms[0]
+    for arm in experiment.arms:
+        if arm.baseline:
+            baseline = arm
+            continue
         upper += arm.share
         if at < upper:
             return arm
-    return experiment.baseline
+    return baseline
 
 
 def slice_at(experiment: Experiment, at: float) -> int:

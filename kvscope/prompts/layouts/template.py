@@ -51,7 +51,9 @@ class _Jinja:
 
     def render(self, values: Values) -> str:
         try:
-            return self._template.render(values).strip("\n")
+            # what `render` does, without a copy of the values: there are no globals to add
+            context = self._template.new_context(values, shared=True)  # type: ignore[arg-type]
+            return "".join(self._template.root_render_func(context)).strip("\n")
         except _RENDERING as error:
             raise VariableError(
                 f"segment {self._name} cannot be rendered with these variables: {error}"
