@@ -112,13 +112,15 @@ def _inserted(connection: Connection, sql: str, rows: Sequence[Row]) -> list[Row
 
 def _is_done(connection: Connection, sql: str, rows: Sequence[Row]) -> bool:
     """Run ``sql`` for all ``rows``; False, with nothing done, where a row is at fault."""
-    savepoint = connection.begin_nested()
+    # as text: SQLAlchemy's own savepoints are compiled anew each time
+    connection.exec_driver_sql("SAVEPOINT bulk")
     try:
         connection.exec_driver_sql(sql, list(rows))
     except Exception as error:
         if not is_data_error(error):
             raise  # the whole transaction ends; on a full disk SQLite has already ended it, savepoint and all
-        savepoint.rollback()
+        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT bulk")
+        connection.exec_driver_sql("RELEASE SAVEPOINT bulk")
         return False
-    savepoint.commit()
+    connection.exec_driver_sql("RELEASE SAVEPOINT bulk")
     return True

@@ -135,4 +135,4 @@ class Reader:
 
 def _newest_first(connection: Connection, query: Select[Any], limit: int | None) -> list[RequestRecord]:
     ordered = query.order_by(_R.arrived_at.desc(), _R.request_id.desc()).limit(limit)
-    return [rows.request_record(row) for row in connection.execute(ordered).mappings()]
+    return [rows.request_record(row) for row in connection.execute(ordered).all()]

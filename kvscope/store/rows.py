@@ -2,12 +2,11 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Boolean, Double, Integer
-from sqlalchemy.engine import RowMapping
 
 from kvscope.model.merge import Join
 from kvscope.model.request import TOKEN_FIELDS, Miss, Pieces, RequestPart, RequestRecord, Status
@@ -108,33 +107,37 @@ def request_row(join: Join) -> Row:
     return tuple(row)
 
 
-def request_join(row: RowMapping | Mapping[str, Any]) -> Join:
-    """Return what was stored as ``row``, to be added to."""
-    join = Join(row["request_id"])
-    join.values = {name: value for name in FIELDS if (value := row[name]) is not None}
-    if (status := row["status"]) is not None:
+def request_join(row: Sequence[Any]) -> Join:
+    """Return what was stored as ``row`` (all columns in order), to be added to."""
+    values = dict(zip(REQUEST_COLUMNS, row, strict=True))
+    join = Join(values.pop("request_id"))
+    told: dict[str, Any] = values.pop("sources")
+    join.conflicts = values.pop("conflicts") or {}
+    join.values = {name: value for name, value in values.items() if value is not None}
+    if (status := values["status"]) is not None:
         join.values["status"] = Status(status)
-    join.sources = {field: source for field, source in row["sources"].items() if field != _PIECES}
-    join.conflicts = row["conflicts"] or {}
-    join.pieces = _pieces(row)
+    join.sources = {field: source for field, source in told.items() if field != _PIECES}
+    stored = told.get(_PIECES)
+    join.pieces = _first_pieces(join) if stored is None else _pieces(stored)
     return join
 
 
-def request_record(row: RowMapping | Mapping[str, Any]) -> RequestRecord:
-    """Return the record that was stored as ``row``."""
+def request_record(row: Sequence[Any]) -> RequestRecord:
+    """Return the record that was stored as ``row`` (all columns in order)."""
     return request_join(row).record()
 
 
-def _pieces(row: RowMapping | Mapping[str, Any]) -> Pieces:
-    """Return the pieces that a row's tokens add up from; rows of the first versions know of none."""
-    stored = row["sources"].get(_PIECES)
-    if stored is not None:
-        return {
-            source: {piece: tuple(counts) for piece, counts in own.items()} for source, own in stored.items()
-        }
-    tellers = {teller for field in TOKEN_FIELDS if (teller := row["sources"].get(field))}
+def _pieces(stored: Mapping[str, Any]) -> Pieces:
+    return {source: {piece: tuple(counts) for piece, counts in own.items()} for source, own in stored.items()}
+
+
+def _first_pieces(join: Join) -> Pieces:
+    """Return the pieces of a row of the first versions, which knew of none."""
+    tellers = {teller for field in TOKEN_FIELDS if (teller := join.sources.get(field))}
     return {
-        teller: {"": tuple(row[f] if row["sources"].get(f) == teller else None for f in TOKEN_FIELDS)}
+        teller: {
+            "": tuple(join.values.get(f) if join.sources.get(f) == teller else None for f in TOKEN_FIELDS)
+        }
         for teller in tellers
     }
 

@@ -169,7 +169,7 @@ class _Work:
         found = connection.execute(
             select(schema.requests).where(self._statements.among(column, list(self._parts)))
         )
-        return {row["request_id"]: rows.request_join(row) for row in found.mappings()}
+        return {row.request_id: rows.request_join(row) for row in found.all()}
 
     def _run_misses(self, connection: Connection) -> None:
         if not self._misses:
