@@ -103,7 +103,7 @@ def test_places_and_seconds_of_real_prompts(capsys: pytest.CaptureFixture[str]) 
     [
         (
             '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}',
-            "hashes of blocks: why they missed takes",
+            "hashes of blocks",
         ),
         ("", "no prompt in"),
     ],
