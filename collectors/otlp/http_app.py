@@ -19,6 +19,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _PROTOBUF = "application/x-protobuf"
 _JSON = "application/json"
+_LONGEST_LENGTH = 18  # digits; Python refuses to read thousands of them
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
@@ -63,6 +64,10 @@ class HttpApp:
         try:
             _check(scope, form)
             body = self._decompress(await self._read(headers, receive), headers.get("content-encoding", ""))
+        except PermanentIngestError as error:
+            self._ingest.refused()
+            return _failure(error)
+        try:
             take = self._ingest.json if form == _JSON else self._ingest.protobuf
             outcome = await take(body)
         except IngestError as error:
@@ -74,7 +79,7 @@ class HttpApp:
 
     async def _read(self, headers: dict[str, str], receive: Receive) -> bytes:
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_body_bytes:
+        if length.isdecimal() and (len(length) > _LONGEST_LENGTH or int(length) > self._max_body_bytes):
             raise self._too_large("body", self._max_body_bytes)
         body = bytearray()
         more = True

@@ -53,12 +53,16 @@ class Ingest:
         """Take in a JSON export request; raises the two ingest errors."""
         return await self._take(decode_json, body)
 
+    def refused(self) -> None:
+        """Count a request that was refused for good before it could be decoded."""
+        self._requests.labels("refused for good").inc()
+
     async def _take(self, decode: Callable[[bytes, Limits], Decoded], body: bytes) -> Outcome:
         try:
             decoded = await self._decode(decode, body)
             outcome = await self._store(decoded)
         except PermanentIngestError:
-            self._requests.labels("refused for good").inc()
+            self.refused()
             raise
         except RetryableIngestError:
             self._requests.labels("refused for now").inc()

@@ -8,7 +8,7 @@ from kvscope.model.ids import request_id_of_engine, request_id_of_response
 from kvscope.model.request import RequestPart, Source, Status
 from kvscope.model.telemetry import Span
 
-ENGINE_SPAN = "llm_request"  # vLLM 0.20 to 0.33
+ENGINE_SPAN = "llm_request"  # vLLM 0.11 to 0.33
 PLUGIN_SPAN = "kvscope.request"  # collectors/vllm_plugin
 
 _LARGEST_COUNT = 10**9

@@ -92,7 +92,8 @@ PREFIX_CACHE_QUERIES = "vllm:prefix_cache_queries_total"
 
 # The V0 engine, gone since vLLM 0.11, and 0.8's first V1 pages count hits in blocks or only as a rate.
 OLD_RATE = "vllm:gpu_prefix_cache_hit_rate"
-OLD_USAGE = "vllm:gpu_cache_usage_perc"
+OLD = ("vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total")
+"""Names that 0.9.2 to 0.13 have beside the new ones, and older versions alone."""
 
 # Beginnings of the names on other servers' pages, so that a refusal can say whose page it is.
 FOREIGN = {

@@ -10,8 +10,8 @@ from collectors.prometheus.families import (
     BUCKETS,
     FOREIGN,
     KEPT,
+    OLD,
     OLD_RATE,
-    OLD_USAGE,
     PREFIX_CACHE_QUERIES,
 )
 from kvscope.errors import PermanentIngestError
@@ -65,7 +65,7 @@ def _samples(lines: list[str]) -> list[Sample]:
 
 
 def _refuse_foreign(names: AbstractSet[str]) -> None:
-    if OLD_RATE in names or (OLD_USAGE in names and PREFIX_CACHE_QUERIES not in names):
+    if OLD_RATE in names or (PREFIX_CACHE_QUERIES not in names and not names.isdisjoint(OLD)):
         raise PermanentIngestError(
             "the page is of vLLM's V0 engine or of 0.8, whose cache counters are not in tokens; "
             "run vLLM 0.11 or later"

@@ -49,6 +49,8 @@ def finished_request(
         raise UnknownShapeError(str(error)) from error
     if not isinstance(request_id, str) or not request_id:
         return None
+    if counts["gen_ai.usage.cache_read.input_tokens"] < 0:  # vLLM's word for a prompt not looked up yet
+        del counts["gen_ai.usage.cache_read.input_tokens"]
     attributes: dict[str, AttributeValue] = {
         "gen_ai.request.id": request_id,
         **counts,
