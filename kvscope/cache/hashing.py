@@ -33,21 +33,25 @@ def root_of(salt: str | None = None, lora: str | None = None) -> int:
 
 
 class ChainMemo:
-    """Remembers parts of chains, so that what many prompts begin with is chained once; bounded by blocks."""
+    """Remembers parts of chains by digests of their tokens; bounded by blocks.
+
+    So what many prompts begin with is hashed and chained once.
+    """
 
     def __init__(self, max_blocks: int = 4_000_000) -> None:
         self._most = max(max_blocks // _PART_BLOCKS, 1)
         self._parts: dict[tuple[int, bytes], list[int]] = {}
 
-    def chain(self, hashes: NDArray[np.uint64], root: int) -> list[int]:
-        """Return the chain of blocks by their own hashes."""
+    def chain(self, tokens: NDArray[np.integer], block_size: int, root: int) -> list[int]:
+        """Return the chain of blocks by their tokens, whose number is a multiple of ``block_size``."""
         chain: list[int] = []
-        for start in range(0, len(hashes), _PART_BLOCKS):
-            part = hashes[start : start + _PART_BLOCKS]
-            key = (root, part.tobytes())
+        form = f"{tokens.dtype.str} {block_size}".encode()
+        for start in range(0, len(tokens), _PART_BLOCKS * block_size):
+            part = tokens[start : start + _PART_BLOCKS * block_size]
+            key = (root, hashlib.blake2b(part.tobytes(), digest_size=16, key=form).digest())
             known = self._parts.get(key)
             if known is None:
-                known = chained(part.tolist(), root)
+                known = chained(_hashed(part, block_size).tolist(), root)
                 if len(self._parts) >= self._most:
                     self._parts.clear()
                 self._parts[key] = known
@@ -74,8 +78,10 @@ def block_chain(
     full = len(tokens) // block_size
     if not full:
         return []
-    hashes = _hashed(np.asarray(tokens[: full * block_size]), block_size)
-    return chained(hashes.tolist(), root) if memo is None else memo.chain(hashes, root)
+    given = np.asarray(tokens)[: full * block_size]
+    if memo is not None:
+        return memo.chain(given, block_size, root)
+    return chained(_hashed(given, block_size).tolist(), root)
 
 
 def block_hashes(tokens: NDArray[np.integer], block_size: int) -> list[int]:

@@ -58,11 +58,13 @@ class SharedPrefixTokenizer:
         self._known: list[_Known] = []
         self._by_chunks: dict[int, int] = {}
         self._special = self._prefix_of_special()
-        settings = json.loads(self._backend.to_str())
-        self._added = _AddedTokens(_added(settings))
+        added = self._backend.get_added_tokens_decoder()
+        self._added = _AddedTokens(added)
         self._margin = max(_MARGIN_CHARS, self._added.longest)
-        self.shares = self._special is not None and _restartable(settings)
-        self._words = words_of(self._backend, settings) if self.shares else None
+        plain = not any(each.lstrip or each.rstrip or each.single_word for each in added.values())
+        steps = _steps(self._backend)
+        self.shares = self._special is not None and plain and _restartable(self._backend, steps)
+        self._words = words_of(self._backend.model, steps) if self.shares else None
 
     def encode(self, api: str, body: Mapping[str, Any]) -> Sequence[int]:
         """Return the prompt tokens, equal to those of the tokenizer alone; raises ``UsageError``."""
@@ -179,13 +181,13 @@ class _AddedTokens:
     Those that a normaliser would not touch are found first, the others in what is left.
     """
 
-    def __init__(self, added: Sequence[Mapping[str, Any]]) -> None:
-        self._ids: dict[str, int] = {each["content"]: each["id"] for each in added if each["content"]}
+    def __init__(self, added: Mapping[int, Any]) -> None:
+        self._ids: dict[str, int] = {each.content: number for number, each in added.items() if each.content}
         self.longest = max(map(len, self._ids), default=0)
-        kinds = ([], [])  # type: tuple[list[str], list[str]]
-        for each in added:
-            if each["content"]:
-                kinds[bool(each.get("normalized"))].append(each["content"])
+        kinds: tuple[list[str], list[str]] = ([], [])
+        for each in added.values():
+            if each.content:
+                kinds[each.normalized].append(each.content)
         self._patterns = [
             re.compile("(" + "|".join(map(re.escape, sorted(kind, key=len, reverse=True))) + ")")
             for kind in kinds
@@ -255,20 +257,20 @@ def _first_token(encoding: Any, space: int) -> int | None:
     return first if before and own and before[1] <= space <= own[0] <= space + 1 else None
 
 
-def _restartable(settings: Mapping[str, Any]) -> bool:
+def _steps(backend: Any) -> list[Mapping[str, Any]]:
+    """Return the settings of the pre-tokenizer's steps."""
+    if backend.pre_tokenizer is None:
+        return []
+    given = json.loads(backend.pre_tokenizer.__getstate__())
+    return list(given["pretokenizers"]) if given["type"] == "Sequence" else [given]
+
+
+def _restartable(backend: Any, steps: Sequence[Mapping[str, Any]]) -> bool:
     """Whether tokenising from a word's start gives the words that the whole text gives there."""
-    model = settings.get("model") or {}
-    if model.get("type") != "BPE" or model.get("dropout") or settings.get("normalizer") is not None:
+    model = backend.model
+    if type(model).__name__ != "BPE" or model.dropout or backend.normalizer is not None:
         return False
-    if any(each.get("lstrip") or each.get("rstrip") or each.get("single_word") for each in _added(settings)):
-        return False
-    given = settings.get("pre_tokenizer") or {}
-    steps = given.get("pretokenizers", []) if given.get("type") == "Sequence" else [given]
     return bool(steps) and all(map(_step_restartable, steps))
-
-
-def _added(settings: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return settings.get("added_tokens") or ()
 
 
 def _step_restartable(step: Mapping[str, Any]) -> bool:

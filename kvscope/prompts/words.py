@@ -63,16 +63,14 @@ class Words(dict[str, bytes]):
         return self._wide
 
 
-def words_of(backend: Any, settings: Mapping[str, Any]) -> Words | None:
-    """Return what tokenises as ``backend`` does, whose file holds ``settings``; None where that is not sure.
+def words_of(model: Any, steps: Sequence[Mapping[str, Any]]) -> Words | None:
+    """Return what tokenises as the BPE ``model`` behind a pre-tokenizer of ``steps``, without normaliser.
 
-    It must be a BPE model without normaliser behind a byte-level pre-tokenizer with one expression.
+    None where that is not sure: it must be a byte-level one with one expression.
     """
-    given = settings.get("pre_tokenizer") or {}
-    steps = given.get("pretokenizers", []) if given.get("type") == "Sequence" else [given]
     expression = _expression(steps)
     plain = None if expression is None else word_pattern(expression, ascii_only=True)
-    return None if expression is None or plain is None else Words(backend.model, expression, plain)
+    return None if expression is None or plain is None else Words(model, expression, plain)
 
 
 def _expression(steps: Sequence[Mapping[str, Any]]) -> str | None:

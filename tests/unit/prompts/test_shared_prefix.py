@@ -27,12 +27,8 @@ class Counting:
         self.chars += len(text)
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
-    def to_str(self) -> str:
-        return str(self._backend.to_str())
-
-    @property
-    def model(self) -> Any:
-        return self._backend.model
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

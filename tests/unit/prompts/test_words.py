@@ -29,7 +29,9 @@ def made(pre_tokenizer: dict[str, Any] | None) -> tuple[Tokenizer, Words | None]
     if pre_tokenizer is not None:
         value["pre_tokenizer"] = pre_tokenizer
     tokenizer = Tokenizer.from_str(json.dumps(value))
-    return tokenizer, words_of(tokenizer, json.loads(tokenizer.to_str()))
+    given = value["pre_tokenizer"]
+    steps = given["pretokenizers"] if given["type"] == "Sequence" else [given]
+    return tokenizer, words_of(tokenizer.model, steps)
 
 
 @pytest.mark.parametrize("pre_tokenizer", [None, split_by(O200K)])
