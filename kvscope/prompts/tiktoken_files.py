@@ -25,10 +25,7 @@ class TiktokenTokenizer:
             return list(prompt)
         if api != "completion" or not isinstance(prompt, str):
             raise UsageError("a .tiktoken file has no chat template: it can tokenise one text only")
-        try:
-            tokens: list[int] = self._encoding.encode_ordinary(prompt)
-        except UnicodeEncodeError as error:
-            raise UsageError("the prompt holds a lone surrogate, which is no text") from error
+        tokens: list[int] = self._encoding.encode_ordinary(prompt)
         return tokens
 
 

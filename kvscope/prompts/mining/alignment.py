@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
 _MAJORITY = 0.5
-_TOKEN = re.compile(r"\s*\S+|\s+$")
+_TOKEN = re.compile(r"\s+|\S+")
 
 Tokens = Sequence[Hashable]
 
@@ -37,7 +37,7 @@ class MinedSegment:
 
 
 def tokens_of(text: str) -> list[str]:
-    """Return the words of ``text``, each with the space before it: joined they are the text."""
+    """Return the words of ``text`` and the spaces between them: joined they are the text."""
     return _TOKEN.findall(text)
 
 

@@ -1,5 +1,6 @@
 """What the terminal says of suggestions and experiments."""
 
+import json
 from pathlib import Path
 
 import click
@@ -75,6 +76,18 @@ def test_status_tells_arms_guardrails_and_the_change(db: str) -> None:
 def test_create_tells_the_change(db: str) -> None:
     text = said(experiment, "create", "second", "--approve", "--db", db)
     assert MOVES in text
+
+
+def test_a_layouts_variant_can_be_the_treatment_and_arms_isolated(db: str) -> None:
+    variant = ("--route", "support", "--layout-variant", "short", "--unit", "tenant", "--isolate")
+    made = json.loads(said(experiment, "create", "third", *variant, "--approve", "--db", db, "--json"))
+    assert (made["route"], made["unit"], made["suggestion_id"]) == ("support", "tenant", None)
+    baseline, treatment = made["arms"]
+    assert treatment["transforms"] == [{"kind": "use_variant", "params": {"variant": "short"}}]
+    assert (baseline["isolated"], treatment["isolated"]) == (True, True)
+    store = open_store(db)
+    assert [arm.isolated for arm in store.experiments.get("third").arms] == [True, True]
+    store.close()
 
 
 def test_suggest_tells_the_change_of_each_below_the_table(db: str) -> None:
