@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from kvscope.analysis.event_log import read_event_log
+from kvscope.analysis.offline.load import Encoder
 from kvscope.analysis.offline.replay_files import replay_files, replay_stored
 from kvscope.analysis.offline.report import ReplayOptions, ReplayReport
 from kvscope.analysis.offline.what_ifs import WhatIfs
@@ -27,7 +28,6 @@ from kvscope.cli.progress import reading
 from kvscope.cli.tokenizers import tokenizer_option
 from kvscope.cli.what_if import show_what_ifs, what_if_json, what_if_options
 from kvscope.errors import UsageError
-from kvscope.prompts.named import named_tokenizer
 
 _SHOWN_DIFFERENCES = 5
 
@@ -93,7 +93,7 @@ def replay(
         per_request=per_request,
         kv_events=() if kv_events is None else tuple(read_event_log(kv_events)),
         what_ifs=what_ifs,
-        tokenizer=None if tokenizer is None else named_tokenizer(tokenizer),
+        tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
     )
     if files and (db is not None or since is not None):
         raise UsageError("--db and --since are of the store: name FILES or them")
@@ -108,6 +108,12 @@ def replay(
         emit_json(_document(report))
     else:
         _show(report)
+
+
+def _tokenizer(name: str) -> Encoder:
+    from kvscope.prompts.named import named_tokenizer  # block ids need none: they should not wait for it
+
+    return named_tokenizer(name)
 
 
 def _document(report: ReplayReport) -> dict[str, Any]:
