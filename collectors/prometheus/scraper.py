@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import zlib
 
 import aiohttp
 from prometheus_client import Counter
@@ -16,6 +17,7 @@ from kvscope.pipeline.contracts import Batch, CollectorContext, Receipt
 
 _OFF_THE_LOOP_CHARS = 262_144  # a larger page is read in a thread: the loop also serves the gateway
 _NEXT_SECONDS = 0.001
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -52,7 +54,11 @@ class Scraper:
         if not self._settings.interval_seconds:
             return
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
-        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
+        self._session = aiohttp.ClientSession(
+            timeout=timeout,
+            auto_decompress=False,  # it would not say that a page is cut off
+            headers={"Accept-Encoding": "gzip"},
+        )
         self._tasks = [asyncio.create_task(self._run(target, self._session)) for target in self._targets]
 
     async def stop(self) -> None:
@@ -125,6 +131,7 @@ class Scraper:
         return samples
 
     async def _read(self, url: str, session: aiohttp.ClientSession) -> tuple[str, float]:
+        most = self._settings.max_page_bytes
         try:
             async with session.get(url) as response:
                 if response.status != 200:  # noqa: PLR2004 - HTTP's OK
@@ -133,15 +140,14 @@ class Scraper:
                 body = bytearray()
                 async for chunk in response.content.iter_chunked(65_536):
                     body += chunk
-                    if len(body) > self._settings.max_page_bytes:
-                        raise UnreachableError(
-                            f"the page is larger than {self._settings.max_page_bytes} bytes"
-                        )
+                    if len(body) > most:
+                        raise UnreachableError(f"the page is larger than {most} bytes")
+                plain = _unzipped(bytes(body), response.headers.get("Content-Encoding", ""), most)
         except TimeoutError as error:
             raise UnreachableError(f"no answer within {self._settings.timeout_seconds:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, zlib.error) as error:
             raise UnreachableError(f"cannot be read: {_reason(error)}") from error
-        return body.decode("utf-8", "replace"), at
+        return plain.decode("utf-8", "replace"), at
 
     async def _offer(self, batch: Batch) -> Receipt:
         """Hand the samples on; a full queue is given until about the next read to have space."""
@@ -154,6 +160,21 @@ class Scraper:
                 if loop.time() + error.retry_after_seconds > until:
                     raise
                 await asyncio.sleep(error.retry_after_seconds)
+
+
+def _unzipped(body: bytes, encoding: str, most: int) -> bytes:
+    """Return the page itself; raises ``UnreachableError`` and ``zlib.error``."""
+    if encoding.strip().lower() in {"", "identity"}:
+        return body
+    if encoding.strip().lower() != "gzip":
+        raise UnreachableError(f"is encoded as {encoding[:40]!r}; only gzip was asked for")
+    inflate = zlib.decompressobj(_GZIP)
+    plain = inflate.decompress(body, most)
+    if inflate.unconsumed_tail:
+        raise UnreachableError(f"the page is larger than {most} bytes")
+    if not inflate.eof:
+        raise UnreachableError("cannot be read: the page is cut off")
+    return plain
 
 
 def _reason(error: Exception) -> str:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
+import gzip
+import resource
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -30,6 +32,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.page: str | None = PAGE  # None: no answer
+        self.zipped: bytes | None = None  # sent instead of the page
         self.asked = asyncio.Event()
         self._stopping = asyncio.Event()
         self.status = 200
@@ -59,6 +62,8 @@ class Engine:
         self.asked.set()
         if self.page is None:
             await self._stopping.wait()
+        if self.zipped is not None:
+            return web.Response(body=self.zipped, headers={"Content-Encoding": "gzip"})
         return web.Response(text=self.page, status=self.status)
 
 
@@ -133,6 +138,30 @@ async def test_what_is_wrong_with_a_page_is_said_in_one_line(
         await eventually(lambda: line in scraper.health()[1])
         assert scraper.health()[0] is False
     assert sink.accepted == []
+
+
+@pytest.mark.parametrize(
+    ("zipped", "line"),
+    [
+        (gzip.compress(bytes(200_000_000), 9), "larger than 8388608 bytes"),
+        (gzip.compress(PAGE.encode())[:-1_000], "cut off"),
+        (b"no gzip at all", "cannot be read"),
+    ],
+    ids=["bomb", "cut off", "none"],
+)
+async def test_zipped_pages_are_read_no_further_than_allowed(
+    engine: Engine, zipped: bytes, line: str
+) -> None:
+    engine.zipped = zipped
+    sink = AnsweringSink()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with _running(sink, engine.url) as scraper:
+        await eventually(lambda: line in scraper.health()[1])
+        engine.zipped = gzip.compress(PAGE.encode())
+        await eventually(lambda: scraper.health()[0])
+    assert sink.accepted
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 100_000  # kilobytes; the bomb is twice that
 
 
 async def test_a_slow_engine_delays_no_other(engine: Engine) -> None:
