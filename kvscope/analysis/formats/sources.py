@@ -16,7 +16,9 @@ from kvscope.errors import UsageError
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BUFFER_BYTES = 1 << 20
-_ZSTD_PIECE_BYTES = 1 << 12  # unpacked at a time: 128 MiB at most, whatever they hold
+_ZSTD_PIECE_BYTES = 1 << 12  # unpacked at a time at most: to 128 MiB, whatever they hold
+_ZSTD_FIRST_BYTES = 1 << 6
+_ZSTD_UNPACKED_BYTES = 1 << 20  # wanted at a time: pieces become smaller where they hold more
 STDIN = "-"
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".log")
 
@@ -75,7 +77,7 @@ def _source(path: Path, watch: Watch | None) -> Iterator[io.BufferedReader]:
         yield cast("io.BufferedReader", sys.stdin.buffer)
         return
     with io.BufferedReader(_WatchedFile(path, watch), _BUFFER_BYTES) as file:
-        yield file
+        yield cast("io.BufferedReader", file)
 
 
 class _WatchedFile(io.FileIO):
@@ -114,6 +116,7 @@ class _ZstdReader(io.RawIOBase):
         self._file = file
         self._frame: Any = None
         self._ready = memoryview(b"")
+        self._piece_bytes = _ZSTD_FIRST_BYTES
 
     @override
     def readable(self) -> bool:
@@ -122,12 +125,15 @@ class _ZstdReader(io.RawIOBase):
     @override
     def readinto(self, buffer: Buffer, /) -> int:
         while not self._ready:
-            piece = self._file.read(_ZSTD_PIECE_BYTES)
+            piece = self._file.read(self._piece_bytes)
             if not piece:
                 if self._frame is not None:
                     raise EOFError("the last frame has no end")
                 return 0
-            self._ready = memoryview(self._unpacked(piece))
+            unpacked = self._unpacked(piece)
+            fitting = self._piece_bytes * _ZSTD_UNPACKED_BYTES // max(len(unpacked), 1)
+            self._piece_bytes = min(max(fitting, 1), _ZSTD_PIECE_BYTES)
+            self._ready = memoryview(unpacked)
         into = memoryview(buffer)
         taken = min(len(into), len(self._ready))
         into[:taken] = self._ready[:taken]
