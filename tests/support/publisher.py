@@ -23,7 +23,7 @@ class Publisher:
     ) -> None:
         self._host = host
         self._sockets = zmq.asyncio.Context()
-        self._pub = self._sockets.socket(zmq.PUB)
+        self._pub = self._sockets.socket(zmq.XPUB)  # a PUB socket that tells who subscribed
         self._router = self._sockets.socket(zmq.ROUTER)
         for socket, port in zip((self._pub, self._router), ports or ("*", "*"), strict=True):
             socket.setsockopt(zmq.LINGER, 0)
@@ -33,7 +33,8 @@ class Publisher:
         self._next = 0
         self.buffer: list[tuple[int, bytes]] = []
         self.replays = 0
-        self._task = asyncio.create_task(self._serve())
+        self.subscribers = 0
+        self._tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self._count_subscribers())]
 
     @property
     def ports(self) -> tuple[int, int]:
@@ -88,9 +89,19 @@ class Publisher:
             end = [peer, b"", *([b""] if self._new_replies else []), _END, b""]
             await self._router.send_multipart(end)
 
+    async def _count_subscribers(self) -> None:
+        while True:
+            change = await self._pub.recv()
+            self.subscribers += 1 if change[:1] == b"\x01" else -1
+
+    def fall_silent(self) -> None:
+        """Answer no replay from now on."""
+        self._tasks[0].cancel()
+
     async def close(self) -> None:
         """Go away as a process does that ends: both sockets close."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         self._sockets.destroy(linger=0)

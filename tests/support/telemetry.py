@@ -43,7 +43,7 @@ def event_frames(version: str) -> Iterator[list[bytes]]:
             yield [base64.b64decode(frame) for frame in json.loads(line)["frames"]]
 
 
-async def eventually(holds: Callable[[], bool], *, within_seconds: float = 10.0) -> None:
+async def eventually(holds: Callable[[], bool], *, within_seconds: float = 60.0) -> None:
     """Return once ``holds`` is true; raises ``TimeoutError`` when it does not become so."""
     async with asyncio.timeout(within_seconds):
         while not holds():  # noqa: ASYNC110 - what is waited for is not ours to signal
