@@ -11,6 +11,7 @@ from typing import Any
 from kvscope.clock import iso, system_clock
 from kvscope.model.cache_config import cache_configs
 from kvscope.model.request import TOKEN_FIELDS, RequestRecord, Source, Status
+from kvscope.model.views import HistogramRow
 from kvscope.reports.content import SumLine
 from kvscope.reports.disagreement import Reason, reasons
 from kvscope.reports.sums import engine_sums
@@ -19,6 +20,8 @@ from kvscope.store.database import Store
 
 _TIMEOUT_SECONDS = 3.0
 _RECENT = 200
+_TTFT = "vllm:time_to_first_token_seconds"
+_HOUR_SECONDS = 3_600.0
 _DAY_SECONDS = 86_400.0
 _SHOWN_CONFLICTS = 4
 
@@ -137,7 +140,9 @@ def _cache(store: Store) -> Iterator[Check]:
 
 def _latency(store: Store) -> Iterator[Check]:
     """Tell each engine's own time to the first token: what its clients got, through kvscope or not."""
-    samples = store.reader.latest_samples("vllm:time_to_first_token_seconds_bucket")
+    samples = store.reader.latest_samples(f"{_TTFT}_bucket")
+    lately = store.reader.histograms(_TTFT, since_at=system_clock() - _HOUR_SECONDS)
+    newest = {(row.engine, row.replica): row for row in lately if row.observations}
     read_at = {(sample.engine, sample.replica): sample.at for sample in samples}
     for (engine, replica), buckets in buckets_by_replica(samples).items():
         middle, high = (histogram_quantile(buckets, q) for q in (0.5, 0.95))
@@ -149,8 +154,15 @@ def _latency(store: Store) -> Iterator[Check]:
             ok=True,
             detail=f"{where}: time to first token p50 {middle:.3g} s, p95 {high:.3g} s"
             f" over its {max(buckets.values()):,.0f} requests since its start,"
-            f" by its histogram of {iso(read_at[engine, replica])}",
+            f" by its histogram of {iso(read_at[engine, replica])}" + _lately(newest.get((engine, replica))),
         )
+
+
+def _lately(row: HistogramRow | None) -> str:
+    if row is None:
+        return ""
+    middle, high = (histogram_quantile(row.buckets, q) for q in (0.5, 0.95))
+    return f"; in the last hour p50 {middle:.3g} s, p95 {high:.3g} s over {row.observations:,.0f}"
 
 
 def _sources(records: list[RequestRecord]) -> Iterator[Check]:

@@ -57,6 +57,22 @@ class MissRow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramRow:
+    """What one of an engine's histograms has counted between two reads: counts up to each bound."""
+
+    engine: str
+    replica: str
+    first_at: float
+    last_at: float
+    buckets: Mapping[float, float]
+
+    @property
+    def observations(self) -> float:
+        """How many values were counted."""
+        return max(self.buckets.values(), default=0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConflictRow:
     """How many requests have a ``field`` taken from ``source`` of which ``other`` tells another value.
 

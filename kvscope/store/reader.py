@@ -10,13 +10,14 @@ from kvscope.model.views import (
     ConflictRow,
     EngineCounters,
     EngineLife,
+    HistogramRow,
     HitRow,
     MissRow,
     RecordSums,
     SpreadRow,
     TimelineRow,
 )
-from kvscope.store import comparison, counters, missed, rows, schema, totals
+from kvscope.store import comparison, counters, histograms, missed, rows, schema, totals
 from kvscope.store.engines import Engines
 from kvscope.store.retention import pruned_between
 from kvscope.store.totals import UNKNOWN_KEY, By, Grouping
@@ -102,6 +103,18 @@ class Reader:
         """Return each engine's prefix-cache counters since its last restart; see ``store.counters``."""
         with self._engines.reading() as connection:
             return counters.engine_counters(connection, since_at=since_at)
+
+    def histograms(
+        self, name: str, *, since_at: float | None = None, until_at: float | None = None
+    ) -> list[HistogramRow]:
+        """Return what the engines' histogram ``name`` has counted in the window, over their restarts.
+
+        By engine and replica; ``stats.histograms`` makes quantiles of it. What was read last before
+        ``since_at`` is where it begins; without, it is all that the first read told. Engines of which the
+        window has no such growth are left out.
+        """
+        with self._engines.reading() as connection:
+            return histograms.histograms(connection, name, since_at, until_at)
 
     def latest_samples(self, name: str) -> list[MetricSample]:
         """Return the newest sample of each series of the metric ``name``."""
