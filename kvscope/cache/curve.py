@@ -210,11 +210,14 @@ def capacity_curve(trace: BlockTrace, *, reserved: int = 0) -> Curve:
     before = np.concatenate([[0], trace.uncached[:-1]])[: len(trace)]
     nearest = found.younger + before[found.request] + 1
     size = trace.distinct + 3  # distances to distinct, one more for an uncached block, one past the end
-    gained = np.bincount(nearest, minlength=size) - np.bincount(nearest + found.length, minlength=size)
-    blocks = np.cumsum(np.cumsum(gained))
+    blocks = np.bincount(nearest, minlength=size)
+    blocks -= np.bincount(nearest + found.length, minlength=size)
+    for _ in range(2):  # what each capacity gains over the next smaller one, then what it finds
+        np.cumsum(blocks, out=blocks)
     ends = (found.position + found.length) * trace.block_size
     missing = np.maximum(ends - trace.prompt_tokens[found.request], 0) * (found.length > 0)
     short = np.bincount(nearest + np.maximum(found.length - 1, 0), weights=missing, minlength=size)
+    np.cumsum(short, out=short)
     return Curve(
         smallest=max(trace.largest + reserved, 1),
         distinct=trace.distinct,
@@ -223,5 +226,5 @@ def capacity_curve(trace: BlockTrace, *, reserved: int = 0) -> Curve:
         queried_blocks=trace.queried_blocks,
         exact=exact,
         blocks=blocks,
-        tokens=blocks * trace.block_size - np.cumsum(short).astype(np.int64),
+        tokens=blocks * trace.block_size - short.astype(np.int64),
     )

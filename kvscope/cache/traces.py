@@ -12,7 +12,7 @@ from kvscope.errors import UsageError
 
 Ints = NDArray[np.int64]
 Numbers = NDArray[np.int32]
-_BATCH_BLOCKS = 1 << 18
+_BATCH_BLOCKS = 1 << 16
 _NO_PARENT = -1
 
 

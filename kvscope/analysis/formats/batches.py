@@ -9,7 +9,7 @@ from kvscope.analysis.formats.records import Place
 from kvscope.analysis.formats.sources import BrokenStreamError
 
 Line = tuple[int, bytes]
-_BATCH_BYTES, _STEP_BYTES = 1 << 20, 1 << 18
+_BATCH_BYTES, _STEP_BYTES = 1 << 19, 1 << 17
 
 
 def batches(lines: Iterator[Line]) -> Iterator[list[Line]]:

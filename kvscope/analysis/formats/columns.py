@@ -1,7 +1,7 @@
 """Lists of block ids of many requests at once, as columns: without an object a line or an id."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ _ZERO = ord("0")
 _WORD_DIGITS = 8
 _MOST_DIGITS = 20
 _LARGEST_HIGH, _LARGEST_LOW = divmod((1 << 64) - 1, 10**16)
+_PART_BYTES = 1 << 18
 _PAD = b"0" * (3 * _WORD_DIGITS)
 
 
@@ -39,6 +40,32 @@ def id_columns(lists: Sequence[bytes], tokens: Ints, block_size: int) -> tuple[I
     Each list is JSON that was found well-formed, each of its ids a whole number from 0 to 2**64 - 1, and they
     fit the prompts' ``tokens``.
     """
+    ids: list[Ids] = [np.zeros(0, dtype=np.uint64)]
+    lengths: list[Ints] = [np.zeros(0, dtype=np.int64)]
+    for part in _parts(lists):
+        found = _columns(part)
+        if found is None:
+            return None
+        ids.append(found[0])
+        lengths.append(found[1])
+    held = np.concatenate(lengths)
+    fits = (np.maximum(tokens - 1, 0) // block_size <= held) & (held <= -(-tokens // block_size))
+    return (np.concatenate(ids), held) if fits.all() else None
+
+
+def _parts(lists: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield the lists a part at a time: what is needed to read them is many times as long."""
+    begin = size = 0
+    for end, each in enumerate(lists, start=1):
+        size += len(each)
+        if size >= _PART_BYTES:
+            yield lists[begin:end]
+            begin, size = end, 0
+    if begin < len(lists):
+        yield lists[begin:]
+
+
+def _columns(lists: Sequence[bytes]) -> tuple[Ids, Ints] | None:
     text = b"".join((_PAD, *lists))
     if text.translate(None, _ALLOWED):
         return None
@@ -53,8 +80,7 @@ def id_columns(lists: Sequence[bytes], tokens: Ints, block_size: int) -> tuple[I
     begins, ends = edges[::2], edges[1::2]
     ids = _numbers(text, ends, ends - begins)
     lengths = np.diff(np.searchsorted(begins, starts), append=len(begins))
-    fits = (np.maximum(tokens - 1, 0) // block_size <= lengths) & (lengths <= -(-tokens // block_size))
-    return None if ids is None or not fits.all() else (ids, lengths)
+    return None if ids is None else (ids, lengths)
 
 
 def _numbers(text: bytes, ends: Ints, sizes: Ints) -> Ids | None:
