@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -74,36 +74,34 @@ def _decode_leniently(payload: bytes) -> DecodedBatch:
 def _merged(shapes: Iterable[Shape]) -> list[CacheEvent]:
     """Return the events, with removals that follow each other in one."""
     events: list[CacheEvent] = []
-    removed: list[Removed] = []
+    first: Removed | None = None
+    hashes: list[int | bytes] = []
     for shape in shapes:
         if isinstance(shape, Removed):
-            if removed and not _is_alike(shape, removed[0]):
-                events.append(_together(removed))
-                removed = []
-            removed.append(shape)
+            if first is None:
+                first = shape
+            elif (
+                shape.medium != first.medium
+                or shape.group_idx != first.group_idx
+                or shape.locality != first.locality
+                or shape.ownership != first.ownership
+            ):
+                events.append(_removed(first, hashes))
+                first, hashes = shape, []
+            hashes += shape.block_hashes
             continue
-        if removed:
-            events.append(_together(removed))
-            removed = []
+        if first is not None:
+            events.append(_removed(first, hashes))
+            first, hashes = None, []
         events.append(shape.event())
-    if removed:
-        events.append(_together(removed))
+    if first is not None:
+        events.append(_removed(first, hashes))
     return events
 
 
-def _is_alike(one: Removed, other: Removed) -> bool:
-    return (
-        one.medium == other.medium
-        and one.group_idx == other.group_idx
-        and one.locality == other.locality
-        and one.ownership == other.ownership
-    )
-
-
-def _together(removed: Sequence[Removed]) -> BlockRemoved:
-    first = removed[0]
+def _removed(first: Removed, hashes: list[int | bytes]) -> BlockRemoved:
     return BlockRemoved(
-        block_hashes=tuple(one for shape in removed for one in shape.block_hashes),
+        block_hashes=tuple(hashes),
         medium=first.medium,
         group_idx=first.group_idx,
         locality=first.locality,

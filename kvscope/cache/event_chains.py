@@ -107,8 +107,9 @@ def distinct(hashes: Keys, keys: Keys) -> Iterator[tuple[Keys, Keys]]:
     """Yield the pairs in so many portions that nothing is twice in one of them: nearly always it is one."""
     while len(hashes):
         seen, seen_keys, again = set[int](), set[int](), list[int]()
-        ones, others = hashes.tolist(), keys.tolist()
-        if len(set(ones)) == len(ones) and len(set(others)) == len(others):
+        ones = hashes.tolist()
+        others = ones if keys is hashes else keys.tolist()
+        if len(set(ones)) == len(ones) and (others is ones or len(set(others)) == len(others)):
             yield hashes, keys
             return
         for at, (one, other) in enumerate(zip(ones, others, strict=True)):
@@ -170,7 +171,7 @@ def _hashes_by_event(stored: Sequence[BlockStored]) -> list[list[int] | None]:
         if whole[-1]:
             tokens.setdefault(size, []).extend(event.token_ids[: blocks * size])
     hashed = {
-        size: block_hashes(np.frombuffer(array("q", of_size), dtype=np.uint64), size)
+        size: block_hashes(np.frombuffer(array("Q", of_size), dtype=np.uint64), size)
         for size, of_size in tokens.items()
     }
     found: list[list[int] | None] = []

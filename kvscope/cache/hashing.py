@@ -94,7 +94,7 @@ def block_hashes(tokens: NDArray[np.integer], block_size: int) -> list[int]:
 
 
 def _hashed(tokens: NDArray[np.integer], block_size: int) -> NDArray[np.uint64]:
-    mixed = _mix(tokens.astype(np.uint64) + np.uint64(1)).reshape(-1, block_size)
+    mixed = _mix(tokens.astype(np.uint64, copy=False) + np.uint64(1)).reshape(-1, block_size)
     hashes: NDArray[np.uint64] = mixed @ _weights(block_size)
     return hashes
 

@@ -6,6 +6,7 @@ model, or on another tier, are a block of their own. Facts on events: vLLM 0.23 
 """
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -174,7 +175,7 @@ class BlockIndex:
                     continue
                 known = self._known[replica, place] = _Known()
             self._describe(place, stored)
-            hashes = as_keys([one for event in stored for one in event.block_hashes])
+            hashes = as_keys(list(itertools.chain.from_iterable(event.block_hashes for event in stored)))
             chain = chains(stored, parents)
             if place != FIRST_PLACE:
                 chain = self._by_hash(replica, hashes, chain)
@@ -227,24 +228,28 @@ class BlockIndex:
     def _store(self, known: _Known, hashes: Keys, keys: Keys, at: float) -> None:
         slots = self._given(keys, at)
         before = known.slots.find(hashes)
-        other = (before != NOWHERE) & (before != slots)
-        if other.any():  # the hash's removal went unheard
-            self._lose_all(known, hashes[other], at)
-            before[other] = NOWHERE
         new = before == NOWHERE
-        known.slots.add(hashes[new], slots[new])
-        for one in hashes[~new].tolist():
-            known.more_copies[one] = known.more_copies.get(one, 0) + 1
+        if new.all():
+            known.slots.add(hashes, slots)
+        else:
+            other = ~new & (before != slots)
+            if other.any():  # the hash's removal went unheard
+                self._lose_all(known, hashes[other], at)
+                new |= other
+            known.slots.add(hashes[new], slots[new])
+            for one in hashes[~new].tolist():
+                known.more_copies[one] = known.more_copies.get(one, 0) + 1
         self._cached += self._slots.come(slots, at)
 
     def _given(self, keys: Keys, at: float) -> Values:
         """Return the slots of blocks that differ, with new ones for those that come for the first time."""
         slots = self._by_chain.find(keys)
         missing = slots == NOWHERE
-        new = keys[missing]
-        if len(new):
-            slots[missing] = self._slots.give(new, at)
-            self._by_chain.add(new, slots[missing])
+        if missing.any():
+            new = keys[missing]
+            given = self._slots.give(new, at)
+            self._by_chain.add(new, given)
+            slots[missing] = given
         return slots
 
     def _remove(self, known: _Known, hashes: Keys, at: float) -> None:

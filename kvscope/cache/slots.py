@@ -86,6 +86,10 @@ class BlockSlots:
 
     def go(self, slots: Values, at: float) -> int:
         """Take a copy away for each mention in ``slots``; return how many blocks have none left."""
+        if (self.copies[slots] == 1).all():  # a slot that is mentioned twice has more copies
+            self.copies[slots] = 0
+            self.gone[slots] = at
+            return len(slots)
         np.subtract.at(self.copies, slots, 1)
         left = slots[self.copies[slots] == 0]
         self.gone[left] = at
