@@ -1,6 +1,7 @@
 """The parts of a request join into the same record in every order, repeated or not."""
 
 import dataclasses
+import tempfile
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,9 @@ from kvscope.model.request import MissCause, RequestPart, RequestRecord, Source,
 from kvscope.pipeline.contracts import Batch
 from kvscope.store import rows
 from kvscope.store.database import Store
+from tests.support.databases import empty_store
 
+TRUST = (Source.GATEWAY, Source.SPAN, Source.PLUGIN, Source.LOG, Source.ANALYSIS)  # of most fields
 _INTEGERS = frozenset(
     {
         "prompt_tokens",
@@ -115,3 +118,44 @@ def test_the_store_joins_as_memory_does(
         assert sqlite_store.batches.write([Batch(parts=write[:split]), Batch(parts=write[split:])]) == 0
     (stored,) = [one for one in sqlite_store.reader.requests() if one.request_id == request_id]
     assert stored == expected
+
+
+@given(parts=st.lists(PARTS, max_size=6), other=st.lists(PARTS, max_size=3), data=st.data())
+def test_what_differs_from_the_value_taken_is_named_by_its_most_trusted_source(
+    parts: list[RequestPart], other: list[RequestPart], data: st.DataObject
+) -> None:
+    """Beside the definition, by brute force over all that was told of a field."""
+    told = data.draw(st.permutations(parts + other))
+    record = joined(told)
+    for field in ("route", "preemptions", "status", "warmup"):
+        values = [(part.source, value) for part in told if (value := part.values.get(field)) is not None]
+        differing = {source for source, value in values if value != getattr(record, field)}
+        expected = next((source.value for source in TRUST if source in differing), None)
+        assert record.conflicts.get(field) == expected
+
+
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_any_delivery_leaves_the_same_records_in_the_store(data: st.DataObject) -> None:
+    """Parts of several requests: some sources lost, some parts twice, in any order, in any batches."""
+    lost = data.draw(st.sets(st.sampled_from(Source), max_size=2))
+    ids = st.sampled_from(["r1", "r2", "r3"])
+    told = [
+        dataclasses.replace(part, request_id=data.draw(ids))
+        for part in data.draw(st.lists(PARTS, min_size=1, max_size=8))
+        if part.source not in lost
+    ]
+    expected: dict[str, RequestRecord] = {}
+    for part in told:
+        expected[part.request_id] = merge(expected.get(part.request_id), rows.clean_part(part)[0])
+    with tempfile.TemporaryDirectory() as folder:
+        store = empty_store(folder)
+        rest = data.draw(st.permutations(told + [part for part in told if data.draw(st.booleans())]))
+        while rest:
+            cuts = sorted(data.draw(st.lists(st.integers(1, len(rest)), min_size=1, max_size=3)))
+            batches = [Batch(parts=rest[begin:end]) for begin, end in zip([0, *cuts[:-1]], cuts, strict=True)]
+            assert store.batches.write([batch for batch in batches if len(batch)]) == 0
+            rest = rest[cuts[-1] :]
+        found = {record.request_id: record for record in store.reader.requests()}
+        store.close()
+    assert found == expected
