@@ -88,9 +88,7 @@ def test_a_read_only_file_is_told_with_what_to_do(tmp_path: Path) -> None:
     sqlite3.connect(file).close()
     engine = create_engine(f"sqlite:///file:{file}?mode=ro&uri=true")
     with (
-        pytest.raises(
-            UnreachableError, match="readonly database; its file, folder or"
-        ),
+        pytest.raises(UnreachableError, match="readonly database; its file, folder or"),
         translated(LOCATION),
         engine.begin() as connection,
     ):
