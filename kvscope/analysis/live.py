@@ -6,7 +6,7 @@ wrong in here reaches traffic: it is counted and the request stays without cause
 
 import dataclasses
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -21,13 +21,14 @@ from kvscope.analysis.attribution import (
 )
 from kvscope.analysis.ledger import Arrival, Ledger
 from kvscope.analysis.live_metrics import AnalyserMetrics
+from kvscope.analysis.outbox import Outbox, sequences_missing
 from kvscope.analysis.reasons import Progress, reasons, seen_blocks, times_of
 from kvscope.analysis.sent import Sent, sent_of
 from kvscope.analysis.window import Window
 from kvscope.analysis.worker import Worker
 from kvscope.cache.index import BlockIndex
 from kvscope.clock import Clock
-from kvscope.errors import KvscopeError, RetryableIngestError
+from kvscope.errors import KvscopeError
 from kvscope.model.cache_config import CacheConfig
 from kvscope.model.merge import merge
 from kvscope.model.prompt import Prompt
@@ -52,7 +53,6 @@ _USED_FIELDS = frozenset(
 )
 _REMEMBERED_IDS = 20_000
 _REMEMBERED_COUNTS = 2_000
-_UNSENT_BATCHES = 1_000
 _NOT_COMPUTED = frozenset({Status.ERROR, Status.REJECTED})
 
 
@@ -126,7 +126,6 @@ class Analyser:
         settings: AnalyserSettings,
     ) -> None:
         self._tokenizer = tokenizer
-        self._sink = sink
         self._cache_configs = cache_configs
         self._clock = clock
         self._settings = settings
@@ -147,7 +146,7 @@ class Analyser:
         self._counted: OrderedDict[str, RequestRecord] = OrderedDict()
         self._waiting: dict[str, list[_Waiting]] = {}
         self._window = Window(settings.window_prompts, settings.window_bytes)
-        self._unsent: deque[Batch] = deque(maxlen=_UNSENT_BATCHES)
+        self._outbox = Outbox(sink, self._metrics.dropped)
 
     def start(self) -> None:
         """Begin working off what is heard."""
@@ -373,27 +372,19 @@ class Analyser:
         part = RequestPart(
             request_id=request_id, source=Source.ANALYSIS, values={"causes": dict(found.causes)}
         )
-        if len(self._unsent) == _UNSENT_BATCHES:
-            self._metrics.dropped.labels("result").inc()
-        self._unsent.append(Batch(parts=[part], misses=found.misses))
-        self._send_unsent()
-
-    def _send_unsent(self) -> None:
-        while self._unsent:
-            try:
-                self._sink.offer(self._unsent[0])
-            except RetryableIngestError:
-                return
-            self._unsent.popleft()
+        self._outbox.send(Batch(parts=[part], misses=found.misses))
 
     def _tick(self) -> None:
         """Give up requests that ended long ago without telling their cached tokens."""
-        self._send_unsent()
+        self._outbox.retry()
         latest = self._clock() - self._settings.cached_tokens_timeout_seconds
         late = [
-            request_id
-            for request_id, request in self._open.items()
+            request
+            for request in self._open.values()
             if request.ended_at is not None and request.ended_at < latest
         ]
-        for request_id in late:
-            self._close(request_id, "given_up")
+        for request in late:
+            asked = request.prompt.sequences if request.prompt else 1
+            if (missing := sequences_missing(request.record, asked)) is not None:
+                self._outbox.send(missing)
+            self._close(request.record.request_id, "given_up")

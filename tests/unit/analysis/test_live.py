@@ -258,7 +258,7 @@ def test_results_wait_while_the_store_has_no_room(make_rig: MakeRig) -> None:
                 raise RetryableIngestError("full")
             offered.append(batch)
 
-    full = rig.analyser._sink = Full()
+    full = rig.analyser._outbox._sink = Full()
     sent = prompt("a", SYSTEM, rig.now)
     rig.analyser.arrived(sent)
     finish(rig, sent, 0)
@@ -386,6 +386,30 @@ def test_several_answers_to_one_prompt_are_counted_once_all_are_told(make_rig: M
     assert (told.prompt_tokens, told.cached_tokens, told.output_tokens) == (3 * tokens, 128, 6)
     assert sum(told.causes.values()) == 3 * tokens - 128
     assert rig.metric("kvscope_analyser_token_mismatches_total") == 0
+
+
+def test_a_lost_report_of_one_sequence_leaves_the_sums_unknown_not_small(make_rig: MakeRig) -> None:
+    rig = make_rig(cached_tokens_timeout_seconds=30)
+    rig.configure()
+    rig.start()
+    body = {"n": 3, "messages": [{"role": "user", "content": SYSTEM}]}
+    sent = prompt("a", SYSTEM, rig.now, body=body, sent_body=body)
+    rig.analyser.arrived(sent)
+    tokens = tokens_of(rig, sent)
+    tell(rig, sequence("a", "g", Source.GATEWAY, prompt_tokens=tokens, output_tokens=6))
+    tell(rig, part("a", Source.GATEWAY, status=Status.OK, engine="http://e"))
+    for piece in ("s1", "s2"):
+        tell(rig, sequence("a", piece, prompt_tokens=tokens, output_tokens=2, cached_tokens=64))
+    rig.now += 31
+    rig.analyser._worker.put(None)  # a tick
+    assert rig.analyser.drain()
+    tell(rig, part("b", Source.GATEWAY, status=Status.OK))  # what was found before is written too
+    told = records(rig)["a"]
+    assert (told.prompt_tokens, told.cached_tokens, told.output_tokens) == (None, None, None)
+    assert told.sequences == 3
+    tell(rig, sequence("a", "s3", prompt_tokens=tokens, output_tokens=2, cached_tokens=64))  # late, not lost
+    told = records(rig)["a"]
+    assert (told.prompt_tokens, told.cached_tokens, told.output_tokens) == (3 * tokens, 192, 6)
 
 
 def test_sequences_of_a_request_whose_prompt_was_not_seen_add_up(make_rig: MakeRig) -> None:
