@@ -23,6 +23,8 @@ class UnfitError(ValueError):
 
 def text(value: object, limit: int = TEXT_CHARS) -> str:
     """Return ``value`` as storable text; one over ``limit`` keeps its start and a hash of the whole."""
+    if value.__class__ is str and is_plain_text(value):
+        return value
     if not isinstance(value, str):
         raise UnfitError(f"not a text: {type(value).__name__}")
     value = str(value)  # an enum's member becomes its plain value
@@ -83,6 +85,8 @@ def real(value: object) -> float | None:
 
 def finite(value: object) -> float:
     """Return ``value`` as a float that is finite."""
+    if value.__class__ is float and math.isfinite(value):
+        return value
     number = real(value)
     if number is None:
         raise UnfitError("not a finite number")
