@@ -65,7 +65,7 @@ async def test_an_arm_may_be_a_variant_and_have_its_own_salt(folder: Path) -> No
         asked = gateway.policy.asked
     first, second = (heard.json for heard in server.heard)
     assert first["messages"][0]["content"] == "For Ann."
-    assert first["cache_salt"] == "kvscope:e1:treatment/mine"
+    assert first["cache_salt"] == "kvscope:e1:treatment:mine"
     assert second["messages"][0] == SYSTEM  # what the client asks for by name it gets
     assert second["cache_salt"] == "kvscope:e1:treatment"
     assert answer.header("x-kvscope-arm") == "treatment"

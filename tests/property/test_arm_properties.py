@@ -1,6 +1,7 @@
 """Arms: the same by ids and clock in every process; salts that keep blocks apart and can be undone."""
 
 import dataclasses
+import hashlib
 from typing import Any
 
 from hypothesis import given
@@ -70,15 +71,22 @@ def test_one_slice_of_time_has_one_arm_and_its_pair_the_other(at: float, within:
     assert arm_for(experiment, session=session, request_id="r", at=partner) != first
 
 
-SALTS = st.none() | st.text(min_size=1, max_size=12)
-NAMES = st.text(min_size=1, max_size=8)
+SALTS = st.none() | st.text(min_size=1, max_size=12) | st.text("ab:", min_size=60, max_size=128)
+NAMES = st.text("ab:/%@é\\", min_size=1, max_size=4)  # each letter of these takes six characters at most
 
 
 @given(NAMES, NAMES, SALTS)
 def test_what_a_salt_was_made_of_can_be_told_from_it(experiment: str, arm: str, client: str | None) -> None:
     body: dict[str, Any] = {"messages": []} if client is None else {"messages": [], "cache_salt": client}
     salted = with_arm_salt(body, arm_salt(experiment, arm))
-    assert taken_apart(salted["cache_salt"]) == ArmSalt(experiment, arm, client)
+    apart = taken_apart(salted["cache_salt"])
+    assert apart is not None
+    if apart.shortened:
+        assert client is not None
+        client = hashlib.sha256(client.encode()).hexdigest()
+        assert len(arm_salt(experiment, arm)) + len(client) > 64
+    assert apart == ArmSalt(experiment, arm, client, apart.shortened)
+    assert len(salted["cache_salt"]) <= 128
     assert {key: value for key, value in salted.items() if key != "cache_salt"} == {"messages": []}
 
 
@@ -93,7 +101,7 @@ def test_blocks_are_shared_where_arm_and_own_salt_are_the_same_and_nowhere_else(
     assert (salts[0] == salts[1]) == (one == other)
 
 
-@given(st.integers() | st.just("") | st.lists(st.integers(), max_size=2))
+@given(st.integers() | st.sampled_from(["", "x" * 129]) | st.lists(st.integers(), max_size=2))
 def test_a_salt_that_the_engine_refuses_stays_as_it_is(salt: object) -> None:
     body = {"cache_salt": salt}
     assert with_arm_salt(body, "kvscope:e:a") is body
@@ -102,7 +110,7 @@ def test_a_salt_that_the_engine_refuses_stays_as_it_is(salt: object) -> None:
 @given(st.text())
 def test_a_clients_own_salt_is_no_arms(salt: str) -> None:
     apart = taken_apart(salt)
-    assert apart is None or salt.startswith("kvscope:")
+    assert apart is None or salt.startswith(("kvscope:", "kvscope-sha:"))
 
 
 def test_isolated_arms_get_salts_and_others_none() -> None:
