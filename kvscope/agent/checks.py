@@ -20,6 +20,7 @@ from kvscope.store.database import Store
 
 _TIMEOUT_SECONDS = 3.0
 _RECENT = 200
+_TWO = 2
 _TTFT = "vllm:time_to_first_token_seconds"
 _HOUR_SECONDS = 3_600.0
 _DAY_SECONDS = 86_400.0
@@ -53,6 +54,7 @@ def run_checks(store: Store, *, vllm: str | None, agent: str, patience_seconds: 
     checks += _latency(store)
     checks += _sources(records)
     checks += _ids(records)
+    checks += _disaggregated(store, records)
     checks += _conflicts(store)
     checks += _sums(store, patience_seconds, alive=checks[0].ok)
     return checks
@@ -218,6 +220,35 @@ def _conflicts(store: Store) -> Iterator[Check]:
         detail=("; ".join(told[:_SHOWN_CONFLICTS]) or "no source contradicts another in the last day") + more,
         fix="look at such a request with `kvscope requests --json`: its `conflicts` name the fields",
     )
+
+
+def _disaggregated(store: Store, records: list[RequestRecord]) -> Iterator[Check]:
+    """Tell of prompts that a prefill server and a decode server both report under one id."""
+    fetched = any(
+        sample.value and sample.labels.get("source") == "external_kv_transfer"
+        for sample in store.reader.latest_samples("vllm:prompt_tokens_by_source_total")
+    )
+    twice = sum(map(_is_of_two_servers, records)) if fetched else 0
+    if twice:
+        yield Check(
+            name="prefill and decode servers",
+            ok=False,
+            detail=f"{twice} of the last {len(records)} records add up what a prefill and a decode server"
+            " report of one prompt: its tokens are in them twice",
+            fix="let the router send the prefill server another X-Request-Id than the decode server",
+        )
+
+
+def _is_of_two_servers(record: RequestRecord) -> bool:
+    """Whether two reports of one prompt are those of such a pair: the prefill server makes one token."""
+    prompt, output = TOKEN_FIELDS.index("prompt_tokens"), TOKEN_FIELDS.index("output_tokens")
+    for source in (Source.SPAN, Source.PLUGIN):
+        pieces = list(record.pieces.get(source, {}).values())
+        if len(pieces) == _TWO and pieces[0][prompt] is not None and pieces[0][prompt] == pieces[1][prompt]:
+            first, last = sorted(counts[output] or 0 for counts in pieces)
+            if first == 1 < last:
+                return True
+    return False
 
 
 def _sums(store: Store, patience_seconds: float, *, alive: bool) -> Iterator[Check]:

@@ -171,3 +171,37 @@ def test_the_engines_own_version_is_believed(version: str, expected: list[Why], 
     store.batches.write([Batch(samples=[*NOTHING, *samples], parts=[known(0)])])
     (line,) = engine_sums(store)
     assert [reason.why for reason in reasons(store, line, version=version)] == expected
+
+
+@pytest.mark.parametrize(
+    ("transferred", "outputs", "told"),
+    [(50.0, (1, 20), True), (0.0, (1, 20), False), (50.0, (20, 20), False), (50.0, (1, 1), False)],
+)
+def test_prompts_that_two_servers_report_are_told(
+    transferred: float, outputs: tuple[int, int], told: bool, store: Store
+) -> None:
+    """The spans of a prefill and a decode server of one request; no other pair of spans is taken for it."""
+    by_source = MetricSample(
+        engine=ENGINE,
+        replica="0",
+        name="vllm:prompt_tokens_by_source_total",
+        labels={"source": "external_kv_transfer"},
+        at=200.0,
+        value=transferred,
+    )
+    parts = [
+        RequestPart(
+            request_id="r",
+            source=Source.SPAN,
+            values={"prompt_tokens": 100, "output_tokens": output, "arrived_at": 100.0},
+            piece=f"span-{number}",
+        )
+        for number, output in enumerate(outputs)
+    ]
+    store.batches.write([Batch(samples=[by_source], parts=parts)])
+    found = [
+        check
+        for check in run_checks(store, vllm=ENGINE, agent=ENGINE, patience_seconds=0)
+        if check.name == "prefill and decode servers"
+    ]
+    assert [check.ok for check in found] == ([False] if told else [])
