@@ -173,8 +173,9 @@ def test_wrong_usage(tmp_path: Path, db: str, arguments: tuple[str, ...], code: 
     assert said in one_line(done.stderr)
 
 
-def test_a_database_that_is_away(tmp_path: Path) -> None:
-    done = kvscope(tmp_path, "hits", "--db", "postgresql://user:secret@127.0.0.1:9/none")
+@pytest.mark.parametrize("command", ["hits", "agent"])
+def test_a_database_that_is_away(tmp_path: Path, command: str) -> None:
+    done = kvscope(tmp_path, command, "--db", "postgresql://user:secret@127.0.0.1:9/none")
     assert done.returncode == 3
     assert "secret" not in done.stderr
     assert "127.0.0.1:9" in one_line(done.stderr)
