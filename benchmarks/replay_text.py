@@ -2,17 +2,21 @@
 
 Reads real agents' prompts and a tokenizer of the data folder (``--data``, else KVSCOPE_DATA, else
 ../shared/data) and says so when it is absent. Every request's tokens are compared with the tokenizer's own;
-the exit code is 1 where any differ. Times are of the processor. Run
-``python benchmarks/replay_text.py [--json]``.
+the exit code is 1 where any differ. Beside the ratio stands the bound that a tokenizer would have which did
+nothing but tokenise, once, what no earlier prompt had begun with. ``--peers DIR`` names a virtual environment
+with kvlint 0.1.1 in it, to be timed on the same texts in the same run, whole processes. Times are of the
+processor. Run ``python benchmarks/replay_text.py [--peers DIR] [--json]``.
 """
 
 import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,9 @@ from kvscope.analysis.formats.detect import read
 from kvscope.analysis.formats.records import Body, LoggedRequest
 from kvscope.analysis.offline.replay_files import replay_files
 from kvscope.analysis.offline.report import ReplayOptions
+from kvscope.cache.hashing import ChainMemo, block_chain
 from kvscope.prompts.shared_prefix import SharedPrefixTokenizer
-from kvscope.prompts.tokenizing import LocalTokenizer, load_tokenizer
+from kvscope.prompts.tokenizing import load_tokenizer
 
 _LOGS = (
     "prompts/lmcache_agent_trace/miniswe",
@@ -40,8 +45,44 @@ def seconds(act: Callable[[], Any], rounds: int) -> float:
     return statistics.median(times)
 
 
-def measured(log: Path, tokenizer: LocalTokenizer, rounds: int) -> dict[str, Any]:
+def new_share(prompts: Sequence[Sequence[int]]) -> float:
+    """Return the share of tokens that stand behind no beginning of an earlier prompt, in fours."""
+    memo = ChainMemo()
+    chains = [block_chain(tokens, 4, memo=memo) for tokens in prompts]
+    return len({block for chain in chains for block in chain}) / sum(map(len, chains))
+
+
+def processes(texts: Sequence[str], folder: Path, peers: Path) -> dict[str, float]:
+    """Return processor seconds of whole processes that replay the same texts."""
+    with tempfile.TemporaryDirectory() as name:
+        log = Path(name) / "prompts.jsonl"
+        log.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+        kvlint = [peers / "bin/kvlint", "analyze", log, "--format", "plain", "--model", folder]
+        ways = {
+            "kvscope": [
+                Path(sys.executable).parent / "kvscope",
+                "replay",
+                log,
+                "--tokenizer",
+                folder,
+                "--json",
+            ],
+            "kvlint": [*kvlint, "--engine", "vllm", "--block-size", "16"],
+        }
+        spent = {}
+        for way, command in ways.items():
+            began = os.times()
+            offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+            subprocess.run(list(map(str, command)), check=True, capture_output=True, env=offline)
+            ended = os.times()
+            spent[way] = ended.children_user + ended.children_system - began.children_user
+            spent[way] -= began.children_system
+        return spent
+
+
+def measured(log: Path, folder: Path, rounds: int, peers: Path | None) -> dict[str, Any]:
     """Return times and ratios of one log; ``equal`` says whether all tokens are the tokenizer's."""
+    tokenizer = load_tokenizer(folder)
     prompts = [
         each.prompt
         for each in read([log])
@@ -58,7 +99,8 @@ def measured(log: Path, tokenizer: LocalTokenizer, rounds: int) -> dict[str, Any
         replay_files([log], ReplayOptions(tokenizer=SharedPrefixTokenizer(tokenizer)))
 
     shared = SharedPrefixTokenizer(tokenizer)
-    equal = [list(shared.encode(each.api, each.body)) for each in prompts] == alone()
+    own = alone()
+    equal = [list(shared.encode(each.api, each.body)) for each in prompts] == own
 
     def sharing() -> None:
         fresh = SharedPrefixTokenizer(tokenizer)
@@ -71,15 +113,21 @@ def measured(log: Path, tokenizer: LocalTokenizer, rounds: int) -> dict[str, Any
         "log to hit rate": seconds(whole, rounds),
     }
     base = spent["tokenizer alone"]
-    return {
+    found = {
         "requests": len(prompts),
-        "tokens": sum(map(len, alone())),
+        "tokens": sum(map(len, own)),
         "equal": equal,
         "hit_rate": replay_files([log], ReplayOptions(tokenizer=shared)).hit_rate,
         "seconds": spent,
         "ratio_tokens": base / spent["tokens, shared prefixes once"],
         "ratio_whole": base / spent["log to hit rate"],
+        "bound": 1 / new_share(own),
     }
+    if peers is not None:
+        found["processes"] = processes([text for text, _ in texts], folder, peers)
+        found["ratio_kvlint"] = found["processes"]["kvlint"] / found["processes"]["kvscope"]
+        found["ratio_kvlint_inside"] = found["processes"]["kvlint"] / spent["log to hit rate"]
+    return found
 
 
 def main() -> int:
@@ -87,6 +135,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     default = os.environ.get("KVSCOPE_DATA", str(Path(__file__).parents[2] / "shared" / "data"))
     parser.add_argument("--data", type=Path, default=Path(default), help="folder with prompts/ in it")
+    parser.add_argument("--peers", type=Path, help="virtual environment with kvlint")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -94,8 +143,7 @@ def main() -> int:
     if not folder.is_dir():
         print(f"no tokenizer at {folder}: nothing measured; name the data folder with --data or KVSCOPE_DATA")
         return 0
-    tokenizer = load_tokenizer(folder)
-    found = {log: measured(options.data / log, tokenizer, options.rounds) for log in _LOGS}
+    found = {log: measured(options.data / log, folder, options.rounds, options.peers) for log in _LOGS}
     if options.json:
         print(json.dumps(found))
     else:
@@ -105,7 +153,13 @@ def main() -> int:
             for name, value in row["seconds"].items():
                 print(f"    {name:32} {value:8.3f} s")
             print(f"    hit rate {row['hit_rate']:.3f}; times the tokenizer alone: ", end="")
-            print(f"tokens {row['ratio_tokens']:.1f}, log to hit rate {row['ratio_whole']:.1f}")
+            print(f"tokens {row['ratio_tokens']:.1f}, log to hit rate {row['ratio_whole']:.1f}", end="")
+            print(f"; tokenising only what is new, once: {row['bound']:.1f}")
+            for name, value in row.get("processes", {}).items():
+                print(f"    whole process, {name:17} {value:8.3f} s")
+            if "ratio_kvlint" in row:
+                print(f"    kvlint: {row['ratio_kvlint']:.1f} times the whole process, ", end="")
+                print(f"{row['ratio_kvlint_inside']:.1f} times log to hit rate")
     return 0 if all(row["equal"] for row in found.values()) else 1
 
 

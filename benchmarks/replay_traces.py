@@ -1,34 +1,23 @@
-"""Replay of published traces: the figures that are known for them, and how fast they come.
+"""Replay of published traces and of real servers' recordings: the figures that are known for them.
 
 Reads ``traces/`` and the recordings of the data folder (``--data``, else KVSCOPE_DATA, else ../shared/data)
-and says so when it is absent. The exit code is 1 when a figure is not the known one. ``--peers DIR`` names a
-virtual environment with kvcache-simulator 0.1.3 and prefixlens 0.1.0 in it, to be timed in the same run.
-Times are of the processor, so that what else the machine does matters less. Run
+and says so when it is absent. The exit code is 1 when a figure is not the known one. Run
 ``python benchmarks/replay_traces.py [--json]``.
 """
 
 import argparse
 import dataclasses
-import functools
-import itertools
 import json
 import os
-import statistics
-import subprocess
 import sys
-import tempfile
-import tracemalloc
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kvscope.analysis.offline.load import load
 from kvscope.analysis.offline.replay_files import replay_files
 from kvscope.analysis.offline.report import ReplayOptions
-from kvscope.cache.curve import capacity_curve
 from kvscope.cache.policies import hit_blocks
 from kvscope.cache.traces import BlockTrace
 from kvscope.prompts.tokenizing import load_tokenizer
@@ -126,113 +115,11 @@ def session_figures(folder: Path) -> Iterator[Figure]:
         yield Figure(name=f"{len(rates)} coding-agent sessions, no limit: percentile {share}", value=value)
 
 
-def plain_lru(requests: Sequence[Sequence[int]], capacity: int) -> int:
-    """Return the hit blocks of one capacity as a loop of plain Python finds them."""
-    cache: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for blocks in requests:
-        found = 0
-        while found < len(blocks) and blocks[found] in cache:
-            found += 1
-        hits += found
-        for block in reversed(blocks):
-            cache[block] = None
-            cache.move_to_end(block)
-        while len(cache) > capacity:
-            cache.popitem(last=False)
-    return hits
-
-
-def processor_seconds() -> float:
-    """Return the time that the processor spent for this process and those that it waited for."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
-
-
-def seconds(act: Callable[[], Any], rounds: int, times_a_round: int = 1) -> float:
-    """Return the median time of several rounds; the clock ticks a hundred times a second."""
-    times = []
-    for _ in range(rounds):
-        began = processor_seconds()
-        for _ in range(times_a_round):
-            act()
-        times.append((processor_seconds() - began) / times_a_round)
-    return statistics.median(times)
-
-
-def speeds(file: Path, rounds: int) -> dict[str, float]:
-    """Return seconds of each way through one trace."""
-    trace = traced(file)
-    blocks = trace.blocks.tolist()
-    starts = trace.starts.tolist()
-    requests = [blocks[start:end] for start, end in itertools.pairwise(starts)]
-    capacity = 30_000
-    if plain_lru(requests, capacity) != capacity_curve(trace).hits(capacity)[0]:
-        raise AssertionError("the ways do not find the same hits")
-    ways: dict[str, Callable[[], Any]] = {
-        "read the file": lambda: traced(file),
-        "one capacity": lambda: hit_blocks(trace, "lru", capacity),
-        "the whole curve": lambda: capacity_curve(trace).points(),
-        "one capacity, plain Python": lambda: plain_lru(requests, capacity),
-        "file to the whole curve": lambda: capacity_curve(traced(file)).points(),
-    }
-    return {name: seconds(way, rounds, times_a_round=10) for name, way in ways.items()}
-
-
-def peer_speeds(file: Path, peers: Path, rounds: int) -> dict[str, float]:
-    """Return seconds of whole processes: ours and those of the peers, one capacity each."""
-    with tempfile.TemporaryDirectory() as folder:
-        as_tokens = Path(folder) / "tokens.jsonl"  # a block id as a token, in blocks of one
-        with file.open() as lines, as_tokens.open("w") as out:
-            for number, line in enumerate(lines):
-                value = {"request_id": str(number), "token_ids": json.loads(line)["hash_ids"], "tags": {}}
-                out.write(json.dumps(value) + "\n")
-        simulator = [peers / "bin/kvcache-simulator", "run", "--trace", file, "--block-size", "512"]
-        simulator += [
-            "--model",
-            "llama-3.1-8b",
-            "--budgets-gib",
-            "512",
-            "--policies",
-            "lru",
-            "--format",
-            "json",
-        ]
-        lens = [peers / "bin/prefixlens", "analyze", as_tokens, "--block-size", "1"]
-        ours = [Path(sys.executable).parent / "kvscope", "replay", file, "--blocks", "30000", "--json"]
-        ways: dict[str, list[Any]] = {
-            "kvscope replay": ours,
-            "kvscope replay --curve": [*ours, "--curve"],
-            "kvcache-simulator, C++": simulator,
-            "kvcache-simulator, Python": [*simulator, "--backend", "python"],
-            "prefixlens": [*lens, "--capacity-blocks", "30000"],
-        }
-        finished(simulator)  # it compiles first
-        return {name: seconds(functools.partial(finished, way), rounds) for name, way in ways.items()}
-
-
-def finished(command: Sequence[Any]) -> None:
-    """Run a command to its end; raises where it fails."""
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
-
-
-def memory_per_block(file: Path) -> float:
-    """Return the peak of allocated bytes, file to curve, for each distinct block of a trace."""
-    tracemalloc.start()
-    trace = traced(file)
-    capacity_curve(trace).points()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak / trace.distinct
-
-
 def main() -> int:
-    """Print figures and times; the exit code is 1 where a figure is not the known one."""
+    """Print the figures; the exit code is 1 where a figure is not the known one."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = os.environ.get("KVSCOPE_DATA", str(Path(__file__).parents[2] / "shared" / "data"))
     parser.add_argument("--data", type=Path, default=Path(default), help="folder with traces/ in it")
-    parser.add_argument("--peers", type=Path, help="virtual environment with the peers")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     folder = options.data / "traces" / "mooncake"
@@ -244,39 +131,13 @@ def main() -> int:
         *recording_figures(options.data),
         *session_figures(options.data / "traces" / "weka_cc"),
     ]
-    file = folder / _CONVERSATION
-    times = speeds(file, options.rounds)
-    ratios = {
-        "whole curve to one capacity": times["the whole curve"] / times["one capacity"],
-        "whole curve to one capacity, plain Python": times["the whole curve"]
-        / times["one capacity, plain Python"],
-        "bytes a distinct block, file to curve": memory_per_block(file),
-    }
-    if options.peers is not None:
-        found = peer_speeds(file, options.peers, options.rounds)
-        times |= {f"process: {name}": value for name, value in found.items()}
-        ours = found["kvscope replay"]
-        ratios |= {
-            f"{name} to kvscope replay, processes": value / ours
-            for name, value in found.items()
-            if not name.startswith("kvscope")
-        }
-        ratios |= {
-            f"{name} to file to the whole curve": value / times["file to the whole curve"]
-            for name, value in found.items()
-            if not name.startswith("kvscope")
-        }
     if options.json:
         rows = [dataclasses.asdict(figure) | {"holds": figure.holds} for figure in figures]
-        print(json.dumps({"figures": rows, "seconds": times, "ratios": ratios}))
+        print(json.dumps({"figures": rows}))
     else:
         for figure in figures:
             known = "" if figure.known is None else f"known {figure.known:.4f}"
             print(f"{figure.name:64} {figure.value:.4f}  {known:13} {'' if figure.holds else 'DIFFERS'}")
-        for name, value in times.items():
-            print(f"{name:64} {value:8.3f} s")
-        for name, value in ratios.items():
-            print(f"{name:64} {value:8.2f}")
     return 0 if all(figure.holds for figure in figures) else 1
 
 
