@@ -257,6 +257,12 @@ def _show(row: dict[str, Any]) -> None:
     click.echo(f"{row['file']}: layout {row['layout']} is right")
     for warning in row["warnings"]:
         click.echo(f"  note: {warning}")
+    for each in row["variants"]:
+        if each.align is not None:
+            spec = json.dumps(each.align.as_json())
+            click.echo(
+                f"  note: variant {each.name} is {each.padding_tokens} tokens short of a block: {spec}"
+            )
     emit_table(
         "",
         ("variant", "segments", "static chars", "static tokens", "blocks", "tokens to the next block"),

@@ -6,10 +6,14 @@ from typing import Any
 
 import msgspec
 
+from kvscope.model.prompt import TransformSpec
 from kvscope.prompts.layouts.order import Broken, broken_prefixes
 from kvscope.prompts.layouts.plan import Plan
 from kvscope.prompts.layouts.schema import CONVERSATION, LayoutForm, VariableForm
 from kvscope.prompts.segments import CHAT, prompt_text, segments
+from kvscope.prompts.transforms import apply_transforms
+from kvscope.prompts.transforms.padding import find_padding
+from kvscope.prompts.values import line_key_hash
 
 Encode = Callable[[str, Mapping[str, Any]], Sequence[int]]
 
@@ -20,8 +24,8 @@ _QUESTIONS = ("Alpha?", "Zulu!")
 class VariantMeasure:
     """One variant. Tokens are those that two renderings share which differ in every variable.
 
-    ``static_blocks`` are the whole blocks of these, ``padding_tokens`` what the last one lacks; None without
-    a tokenizer.
+    ``static_blocks`` are the whole blocks of these, ``padding_tokens`` what the last one lacks, and ``align``
+    the transform that fills it with white space where one does; None without a tokenizer.
     """
 
     name: str
@@ -31,6 +35,7 @@ class VariantMeasure:
     static_tokens: int | None
     static_blocks: int | None
     padding_tokens: int | None
+    align: TransformSpec | None
 
 
 def measured(
@@ -57,6 +62,7 @@ def measured(
                 static_tokens=tokens,
                 static_blocks=None if tokens is None else tokens // block_size,
                 padding_tokens=None if tokens is None else -tokens % block_size,
+                align=_alignment(bodies, encode, block_size) if encode is not None and tokens else None,
             )
         )
     return found
@@ -72,6 +78,29 @@ def outline(plan: Plan, variant: str) -> list[str]:
         lines.append(f"[{segment.name}{kind}]")
         lines += (segment.text or "(the request's messages)").strip("\n").split("\n")
     return lines
+
+
+def _alignment(bodies: Sequence[dict[str, Any]], encode: Encode, block_size: int) -> TransformSpec | None:
+    """Return the padding before the first line that varies which makes what both share whole blocks."""
+    for one, other in zip(*(body["messages"] for body in bodies), strict=False):
+        if one == other:
+            continue
+        first, second = one["content"], other["content"]
+        start = first.rfind("\n", 0, _shared(first, second)) + 1
+        keys = {line_key_hash(text[start:].split("\n", 1)[0]) for text in (first, second)}
+        if start == 0 or len(keys) > 1:  # nothing before it, or a line without a label to know it by
+            return None
+        params = {"role": one["role"], "line_keys": sorted(keys)}
+
+        def tokens_with(padding: str, params: Mapping[str, Any] = params) -> int:
+            spec = TransformSpec(kind="align_block", params={**params, "padding": padding})
+            return _shared(*(encode(CHAT, apply_transforms((spec,), CHAT, body)) for body in bodies))
+
+        padding = find_padding(tokens_with, block_size)
+        if padding is None:
+            return None
+        return TransformSpec(kind="align_block", params={**params, "padding": padding})
+    return None
 
 
 def _samples(forms: Mapping[str, VariableForm]) -> tuple[dict[str, Any], dict[str, Any]]:

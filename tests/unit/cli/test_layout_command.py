@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from kvscope.cli.main import main
+from kvscope.model.prompt import TransformSpec
 from kvscope.prompts.layouts.plan import compile_layout
 from kvscope.prompts.layouts.schema import read_layout
+from kvscope.prompts.tokenizing import load_tokenizer
+from kvscope.prompts.transforms import apply_transforms
 
 ROOT = Path(__file__).parents[3]
 SUPPORT = ROOT / "examples" / "layouts" / "support.yaml"
@@ -38,6 +41,28 @@ def test_check_tells_what_stays_the_same(capsys: pytest.CaptureFixture[str]) -> 
     assert (default["name"], late["name"]) == ("default", "customer_at_end")
     assert default["static_blocks"] == default["static_tokens"] // 16
     assert (default["static_tokens"] + default["padding_tokens"]) % 16 == 0
+
+
+def test_check_finds_the_padding_that_fills_the_last_block(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "variables: {now: {}}\nsegments:\n"
+        "- {name: rules, role: system, scope: global, text: 'You help with the orders of a shop.'}\n"
+        "- {name: clock, role: system, text: 'Time: {{ now }}'}"
+    )
+    assert run("check", tmp_path, "--tokenizer", TOKENIZER, "--json") == 0
+    (variant,) = document(capsys)["files"][0]["variants"]
+    assert variant["padding_tokens"] > 0
+    spec = TransformSpec.from_json(variant["align"])
+    assert spec.kind == "align_block"
+    tokens = []
+    for now in ("11:00", "noon"):
+        text = f"You help with the orders of a shop.\n\nTime: {now}"
+        body = {"messages": [{"role": "system", "content": text}, {"role": "user", "content": now}]}
+        tokens.append(load_tokenizer(TOKENIZER).encode("chat", apply_transforms([spec], "chat", body)))
+    shared = next(at for at, pair in enumerate(zip(*tokens, strict=False)) if pair[0] != pair[1])
+    assert shared % 16 == 0
 
 
 def test_check_tells_faults_and_segments_in_the_wrong_order(
