@@ -30,9 +30,10 @@ class GatewayServer:
     ) -> None:
         self.metrics = metrics
         self.upstreams = Upstreams(context.upstreams, settings, context.prefixes)
-        self.recorder = Recorder(context.sink, self.metrics)
         self.layouts = layouts
-        self._inference = Inference(settings, context, self.upstreams, metrics, self.recorder, layouts)
+        self._inference = Inference(
+            settings, context, self.upstreams, metrics, Recorder(context.sink, metrics), layouts
+        )
         self._server = HttpServer(
             self._answer,
             listener,
@@ -48,7 +49,6 @@ class GatewayServer:
     async def start(self) -> None:
         """Accept connections."""
         await self.layouts.start()
-        self.recorder.start()
         await self.upstreams.open()
         await self._server.start()
 
@@ -56,7 +56,6 @@ class GatewayServer:
         """Refuse new connections, let running answers finish within the drain time, close."""
         await self._server.stop()
         await self.upstreams.close()
-        self.recorder.stop()
         await self.layouts.stop()
 
     async def _answer(self, exchange: Exchange, connection: ClientConnection) -> None:

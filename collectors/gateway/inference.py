@@ -99,10 +99,8 @@ class Inference:
             self._metrics.in_flight -= 1
             observation = relay.observation()
             self._intake.ended(call, observation)
-            recorded = self._recorder.record(call, observation)
-        # who was answered in full has a record, whatever happens next
-        await recorded
-        relay.release()
+            self._recorder.record(call, observation)
+            relay.release()  # who was answered in full has a record, whatever happens next
 
     async def _pass(self, call: Call, exchange: Exchange, added: Headers, relay: Relay) -> None:
         """Send the request and relay the answer; settles the call's status."""

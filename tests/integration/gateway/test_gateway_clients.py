@@ -123,7 +123,8 @@ async def test_the_openai_client_hears_of_errors_and_may_hang_up(
 
 async def test_the_anthropic_client_talks_streaming_and_not(gateway: Running, vllm_server: Engine) -> None:
     messages: list[Any] = [{"role": "user", "content": "Say something"}]
-    fixed: dict[str, Any] = {"model": vllm_server.model, "max_tokens": 6, "temperature": 0}
+    greedy = {"temperature": 0}  # the client itself does not know of it any more
+    fixed: dict[str, Any] = {"model": vllm_server.model, "max_tokens": 6, "extra_body": greedy}
     async with anthropic.AsyncAnthropic(base_url=base(gateway), api_key="none") as client:
         whole = await client.messages.create(messages=messages, system="Be brief.", **fixed)
         async with client.messages.stream(messages=messages, system="Be brief.", **fixed) as stream:
