@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import shutil
 import signal
 import sys
 import time
@@ -119,7 +120,10 @@ def _set_up(options: DemoOptions, screen: Screen, running: contextlib.ExitStack)
     output = options.output
     output.mkdir(parents=True, exist_ok=True)
     for old in (*output.glob("kvscope.db*"), *output.glob("*.log")):  # each run tells its own story
-        old.unlink()
+        if old.is_dir():
+            shutil.rmtree(old)  # the agent's spool
+        else:
+            old.unlink()
     screen.heading(story.title(options.engine))
     with screen.progress("making a tiny model and its tokenizer"):
         model = build_model(output / "model", weights=options.engine == "vllm")

@@ -37,6 +37,8 @@ def _eventually(condition: Callable[[], object], seconds: float) -> bool:
 
 def test_the_loop_comes_true(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "demo"
+    (output / "kvscope.db.spool" / "0").mkdir(parents=True)  # as an earlier run left it
+    (output / "kvscope.db").write_text("an earlier run")
     options = DemoOptions(
         engine="builtin", output=output, as_json=True, rounds=3, time_scale=0.1, pause_seconds=0.0
     )
