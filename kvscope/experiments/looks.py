@@ -191,12 +191,11 @@ def _words(metric: Metric, difference: Mapping[str, Any]) -> str:
 
 def _remarks(experiment: Experiment, found: Sorted) -> list[str]:
     remarks = []
-    if found.sessionless and experiment.unit is Unit.SESSION:
-        remarks.append(
-            f"{found.sessionless} of {found.requests} requests told no session: each was assigned on its own"
-        )
+    if found.sessionless and experiment.unit is not Unit.TIME_SLICE:
+        alone = f"{found.sessionless} of {found.requests} requests told no {experiment.unit.value}"
+        remarks.append(f"{alone}: each was assigned on its own")
     if found.crossed:
-        remarks.append(f"{found.crossed} sessions were served by both arms and are left out")
+        remarks.append(f"{found.crossed} {experiment.unit.value}s were served by both arms and are left out")
     if found.earlier:
         remarks.append(f"{found.earlier} requests from before the shares were last set are left out")
     return remarks
