@@ -108,7 +108,7 @@ class Exchange:
         return b"".join(self._body)
 
     async def body(self, limit: int) -> bytes:
-        """Return the whole body; raises ``BodyTooLargeError`` as soon as it is known to be too large."""
+        """Return the whole body, once; raises ``BodyTooLargeError`` as soon as it is too large."""
         if any(_length(value) > limit for name, value in self.headers if name.lower() == b"content-length"):
             raise BodyTooLargeError
         while not self.complete:
@@ -117,7 +117,8 @@ class Exchange:
             await self._more()
         if self._size > limit:
             raise BodyTooLargeError
-        return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        parts, self._body = self._body, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes; the client is held back while nobody asks for more."""

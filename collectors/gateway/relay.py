@@ -54,6 +54,7 @@ class Relay:
             self._observer = self._intake.observer(call, answer.headers)
         self._streaming = self._observer is not None and self._observer.streaming
         self._exchange.source = source
+        call.sent = b""  # it is not sent again, and a stream may last
         self._status = answer.status
         strips = self._observer is not None and self._observer.strips
         headers = client_headers(answer.headers, engine=call.engine, length_changes=strips)
