@@ -8,11 +8,12 @@ by raw ``sqlite3`` (on PostgreSQL: COPY) into a database made by the same migrat
 All in turns within one run, so that the machine's mood falls on all. Where others use the machine as well,
 rates say more of them than of us; so the processor time of each way's own process is given beside them.
 
-    python benchmarks/store_otlp.py [--postgresql] [--phoenix] [--json]
+    python benchmarks/store_otlp.py [--postgresql] [--phoenix FOLDER] [--json]
     python benchmarks/store_otlp.py --memory 5000000
 
-``--phoenix`` installs arize-phoenix into an environment of its own, sends it the same spans, and waits until
-its database holds them. ``--memory`` prints the agent's resident memory along that many spans.
+``--phoenix`` installs arize-phoenix into an environment of its own in FOLDER, if it is not there, sends it
+such spans, and waits until its database holds them. ``--memory`` prints the resident memory of the receiver
+along that many spans.
 """
 
 import argparse
@@ -34,7 +35,7 @@ import tempfile
 import threading
 import time
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +64,7 @@ _PHOENIX_SPANS = 2_048
 _PAGE = 4_096
 
 
-def body(batch: Sequence[Span]) -> bytes:
+def request(batch: Sequence[Span]) -> ExportTraceServiceRequest:
     """Return the export request of ``batch``."""
     message = ExportTraceServiceRequest()
     resource = message.resource_spans.add()
@@ -80,7 +81,7 @@ def body(batch: Sequence[Span]) -> bytes:
                 attributes=_pairs(span.attributes),
             )
         )
-    return message.SerializeToString()
+    return message
 
 
 def _pairs(values: Any) -> list[KeyValue]:
@@ -95,18 +96,18 @@ def bodies(count: int, seed: int) -> list[bytes]:
     made = [
         dataclasses.replace(span, start_at=span.start_at + later, end_at=span.end_at + later) for span in made
     ]
-    return [body(made[first : first + _BATCH]) for first in range(0, count, _BATCH)]
+    return [request(made[first : first + _BATCH]).SerializeToString() for first in range(0, count, _BATCH)]
 
 
-def send(port: int, requests: Sequence[bytes], senders: int) -> float:
+def send(port: int, requests: Iterable[bytes], senders: int) -> float:
     """Send all requests, each sender one after the other's answer; return the seconds until the last one."""
     waiting = iter(requests)
     failures: list[str] = []
 
     def run() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        for request in waiting:
-            connection.request("POST", "/v1/traces", request, {"Content-Type": "application/x-protobuf"})
+        for body in waiting:
+            connection.request("POST", "/v1/traces", body, {"Content-Type": "application/x-protobuf"})
             answer = connection.getresponse()
             told = answer.read()
             if answer.status != http.HTTPStatus.OK:
@@ -310,18 +311,14 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def phoenix(folder: Path) -> float | str:
+def phoenix(folder: Path, home: Path) -> float | str:
     """Return the spans a second that Phoenix stores, or why it was not measured."""
-    home = folder / "phoenix"
-    venv.create(home, with_pip=True)
-    installed = subprocess.run(
-        [home / "bin" / "pip", "install", "--quiet", "arize-phoenix"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if installed.returncode:
-        return installed.stderr.strip().splitlines()[-1]
+    if not (home / "bin" / "phoenix").exists():
+        venv.create(home, with_pip=True)
+        command = [home / "bin" / "pip", "install", "--quiet", "arize-phoenix"]
+        installed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if installed.returncode:
+            return installed.stderr.strip().splitlines()[-1]
     port = free_port()
     environment = {
         "PHOENIX_WORKING_DIR": str(folder / "phoenix-data"),
@@ -349,10 +346,10 @@ def phoenix(folder: Path) -> float | str:
 
 def _send_to_phoenix(port: int) -> None:
     """Send it what fits its queue; it answers before it stores."""
-    for request in bodies(_PHOENIX_SPANS, seed=99):
+    for body in bodies(_PHOENIX_SPANS, seed=99):
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-            connection.request("POST", "/v1/traces", request, {"Content-Type": "application/x-protobuf"})
+            connection.request("POST", "/v1/traces", body, {"Content-Type": "application/x-protobuf"})
             status = connection.getresponse().status
             connection.close()
             if status == http.HTTPStatus.OK:
@@ -365,13 +362,27 @@ def _count(file: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM spans").fetchone()[0])
 
 
+def renewed(message: ExportTraceServiceRequest, count: int) -> Iterator[bytes]:
+    """Yield ``count`` requests of other spans each: making them anew would take longer than storing them."""
+    for _ in range(count):
+        for span in message.resource_spans[0].scope_spans[0].spans:
+            span.trace_id, span.span_id = os.urandom(16), os.urandom(8)
+            span.start_time_unix_nano = time.time_ns()
+            span.end_time_unix_nano = span.start_time_unix_nano + 10**9
+            for pair in span.attributes:
+                if pair.key == "gen_ai.request.id":
+                    pair.value.string_value = f"chatcmpl-{os.urandom(16).hex()}"
+        yield message.SerializeToString()
+
+
 def memory(databases: Databases, folder: Path, count: int) -> Iterator[tuple[int, float, float]]:
-    """Yield spans sent, the agent's resident MB, and the spans a second of the last stretch."""
-    stretch = max(_BATCH, min(count // 20, 100_000) // _BATCH * _BATCH)
-    with agent(databases.new(), folder) as (port, pid):
+    """Yield spans sent, the receiver's resident MB, and the spans a second of the last stretch."""
+    stretch = max(_BATCH, min(count // 20, 102_400) // _BATCH * _BATCH)
+    message = request(spans(_BATCH, seed=5))
+    with receiver(databases.new(), folder) as (port, pid):
         yield 0, _resident(pid), 0.0
-        for turn, sent in enumerate(range(stretch, count + 1, stretch)):
-            taken = send(port, bodies(stretch, seed=1_000 + turn), 4)
+        for sent in range(stretch, count + 1, stretch):
+            taken = send(port, renewed(message, stretch // _BATCH), 1)
             yield sent, _resident(pid), stretch / taken
 
 
@@ -385,7 +396,7 @@ def main() -> None:
     parser.add_argument("--spans", type=int, default=20_480, help="of each round; a multiple of 512")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL server of its own")
-    parser.add_argument("--phoenix", action="store_true", help="also Phoenix, installed for this")
+    parser.add_argument("--phoenix", type=Path, metavar="FOLDER", help="also Phoenix, installed there")
     parser.add_argument("--memory", type=int, metavar="SPANS", help="memory along so many spans, no rates")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", nargs=2, metavar=("URL", "PORT"), help=argparse.SUPPRESS)
@@ -409,7 +420,7 @@ def main() -> None:
             return
         rates = measure(databases, folder, options)
         if options.phoenix:
-            stored = phoenix(folder)
+            stored = phoenix(folder, options.phoenix.absolute())
             if isinstance(stored, str):
                 print(f"Phoenix was left out: {stored}", file=sys.stderr)
             else:
