@@ -1,6 +1,6 @@
 """An own chain of 64-bit block ids: equal ids mean equal prefixes, for analysis inside kvscope only.
 
-It is no secret either: who has a prompt can make its ids, so what leaves memory goes through the keyed hash of
+It is no secret: who has a prompt can make its ids, so what leaves memory goes through the keyed hash of
 ``kvscope import`` and ``export`` first. It is not the engine's hash (``cache.vllm_hashes``): that one depends
 on version, settings and sometimes on the process. A block's id depends on all tokens before it, so an id is
 known only where the whole prefix was known.

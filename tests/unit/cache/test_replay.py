@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from kvscope.cache.index import BlockIndex
+from kvscope.cache.event_chains import chains
 from kvscope.cache.replay import ReplayRequest, computed_chain, recorded_requests, replay
 from kvscope.errors import UsageError
-from kvscope.model.telemetry import BlockRemoved, CacheEventBatch
+from kvscope.model.telemetry import BlockRemoved, BlockStored
 
 RECORDINGS = pytest.mark.parametrize(
     ("name", "uncached_first", "sums"),
@@ -43,12 +43,13 @@ def test_evicted_blocks_are_the_servers_in_its_order(
         on_evict=evicted.append,
     )
     removed: list[int] = []
-    index = BlockIndex()
-    events = [(batch.at, event) for batch in recorded_events(name) for event in batch.events]
-    for sequence, (at, event) in enumerate(events):
-        if isinstance(event, BlockRemoved):
-            removed += [index._by_hash["0", block_hash][0] for block_hash in event.block_hashes]
-        index.apply(CacheEventBatch(engine="e", replica="0", sequence=sequence, at=at, events=(event,)))
+    known: dict[int | bytes, int] = {}  # the server's hash -> own chain id
+    for batch in recorded_events(name):
+        for event in batch.events:
+            if isinstance(event, BlockRemoved):
+                removed += [known[block_hash] for block_hash in event.block_hashes]
+            if isinstance(event, BlockStored):
+                known.update(zip(event.block_hashes, map(int, chains([event], known)), strict=True))
     assert len(removed) == sums[3]
     assert evicted == removed
 
