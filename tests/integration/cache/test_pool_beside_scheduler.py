@@ -165,7 +165,7 @@ def test_the_pool_follows_the_scheduler(tmp_path: Path, asynchronous: bool) -> N
         pending.append((scheduled, computed(scheduler, scheduled, chance)))
         if len(pending) > asynchronous:  # an asynchronous engine plans a step before the last one is over
             scheduler.update_from_output(*pending.popleft())
-    assert preempted > 10
+    assert preempted >= 5
     assert followed.chunks > 30
     assert followed.evictions > 200
     assert sum(followed.hits.values()) > 2_000
