@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvscope.model.request import RequestPart, Source
+from kvscope.model.request import Miss, MissCause, RequestPart, Source
 from kvscope.pipeline.contracts import Batch
 from kvscope.store.database import Store, open_store
 
@@ -44,13 +44,26 @@ def fill(store: Store, *, requests: int, per_second: float, seed: int) -> None:
             )
             for number in range(first, min(first + _BATCH, requests))
         ]
-        store.batches.write([Batch(parts=parts)])
+        misses = [
+            Miss(
+                request_id=part.request_id,
+                cause=MissCause.DIVERGED,
+                tokens=chance.randrange(1, 500),
+                role="system",
+                message_index=0,
+                value_kind=chance.choice(["timestamp", "uuid"]),
+            )
+            for part in parts
+        ]
+        store.batches.write([Batch(parts=parts, misses=misses)])
 
 
 def questions(store: Store) -> dict[str, Callable[[], Any]]:
-    """Return what the overview asks."""
+    """Return what the overview and the page of misses ask."""
     return {
         "hits by route": lambda: store.reader.hits("route"),
+        "hits by cause": lambda: store.reader.hits("cause"),
+        "places of misses": store.reader.misses,
         "hits in total": lambda: store.reader.hits("total"),
         "timeline by minute": lambda: store.reader.timeline(bucket_seconds=60.0),
         "p50 and p95 of TTFT": lambda: store.reader.ttft("total"),

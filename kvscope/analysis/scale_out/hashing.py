@@ -106,7 +106,7 @@ def hash_file(options: HashOptions, task: FileTask) -> FileColumns:
             columns.skipped.append(each)
             continue
         prompt = each.prompt
-        if isinstance(prompt, BlockIds):
+        if isinstance(prompt, BlockIds) and not task.layout:
             _agree(columns, each, prompt.block_size, plain=True)
             tokens = each.prompt_tokens or len(prompt.ids) * prompt.block_size
             columns.add(each, prompt.ids, tokens, lookup=len(prompt.ids), scope=prompt.scope)
@@ -213,7 +213,7 @@ def _in_layout(logged: LoggedRequest, layout: Sequence[TransformSpec]) -> Logged
     if not layout:
         return logged
     if not isinstance(prompt, Body):
-        raise UsageError("tokens and hashes have no other prompt layout: that needs the prompts' text")
+        raise UsageError("tokens and block ids have no other prompt layout: that needs the prompts' text")
     body = apply_transforms(layout, prompt.api, dict(prompt.body))
     return dataclasses.replace(logged, prompt=Body(api=prompt.api, body=body))
 

@@ -77,9 +77,18 @@ class Clusters:
         return best[2] if best is not None else None
 
     def found(self, name: str, features: Features, tools: Features) -> Cluster | None:
-        """Return a new cluster, or None where there are too many or the name is taken."""
-        if len(self._all) >= self._most or name in self._all:
+        """Return a new cluster, or None where there are too many or the name is taken.
+
+        Where there are too many, the oldest one that only one prompt was ever of makes room.
+        """
+        if name in self._all:
             return None
+        if len(self._all) >= self._most:
+            alone = next((each for each in self._all.values() if each.met == 1), None)
+            if alone is None:
+                return None
+            self._leave(alone)
+            del self._all[alone.name]
         self._founded += 1
         cluster = Cluster(name, self._founded, tools, features, Counter(features))
         self._all[name] = cluster

@@ -102,13 +102,17 @@ def test_layouts_are_those_of_the_transforms(tmp_path: Path) -> None:
         ({"replicas": (0,)}, "at least one replica"),
         ({"replicas": (2,), "routing": "prefix", "policies": ("lfu",)}, "for the policy lru alone"),
         ({"blocks": (100,)}, "the largest request needs 236 blocks"),
-        ({"layouts": (parse_layout("sort_tools"),)}, "no request in the files can be replayed"),
+        ({"layouts": (parse_layout("sort_tools"),)}, "have no other prompt layout"),
     ],
 )
 def test_combinations_that_mean_nothing(options: dict[str, Any], words: str) -> None:
-    source = recording("sequential") if "layouts" in options else MOONCAKE
     with pytest.raises(UsageError, match=words):
-        grid(source, **options)
+        grid(MOONCAKE, **options)
+
+
+def test_tokens_have_the_layout_that_was_sent_alone() -> None:
+    with pytest.raises(UsageError, match="have no other prompt layout"):
+        grid(recording("sequential"), layouts=(parse_layout("sort_tools"),))
 
 
 def test_files_that_share_no_cache() -> None:

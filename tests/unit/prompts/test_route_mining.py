@@ -114,6 +114,21 @@ def test_memory_is_bounded_and_holds_no_text(texts: dict[str, Any]) -> None:
     assert "secret" not in repr(list(_reachable(miner)))
 
 
+def test_prompts_that_are_all_different_leave_room_for_a_route_that_comes_later(
+    texts: dict[str, Any],
+) -> None:
+    miner = RouteMiner()
+    rng = random.Random(2)
+    words = [word for text in texts["talk"] for word in text.split()]
+    for _ in range(400):
+        miner.route("chat", _chat(("system", " ".join(rng.choices(words, k=30)))), None)
+    later = [
+        _chat(("system", f"Notes: {talk[:200]}\n{texts['apis']['ticket_api']}")) for talk in texts["talk"]
+    ]
+    assert len({miner.route("chat", body, None) for body in later}) == 1
+    assert len(miner._groups["chat", "m"]._instructed) == 256
+
+
 def _reachable(start: object) -> Iterator[object]:
     """Yield everything that the miner holds, but for its class and code."""
     todo, seen = [start], set()
