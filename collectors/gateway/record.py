@@ -27,6 +27,7 @@ class Recorder:
     def __init__(self, sink: Sink, metrics: GatewayMetrics) -> None:
         self._sink = sink
         self._metrics = metrics
+        self._telling: set[str] = set()  # engines that were seen to tell cached tokens
 
     def record(self, call: Call, observation: Observation) -> None:
         """Offer what is known of a call that ended."""
@@ -36,6 +37,7 @@ class Recorder:
         if observation.unread:
             metrics.failed_open("observer", "an event that it could not read", observation.unread)
         with metrics.fail_open("record"):
+            self._tell_zero(call, observation)
             part = RequestPart(
                 request_id=call.request_id,
                 source=Source.GATEWAY,
@@ -46,6 +48,17 @@ class Recorder:
                 self._sink.offer(Batch(parts=(part,), only_copy=True))
             except RetryableIngestError:
                 metrics.lost_records.inc()
+
+    def _tell_zero(self, call: Call, observation: Observation) -> None:
+        """Tell a zero hit from an untold one, for which vLLM to 0.23 says the same nothing.
+
+        A server that told cached tokens of another request was started to tell them; since 0.24 it does so
+        for zero too, and then nothing is left to be told apart.
+        """
+        if observation.cached_tokens is not None:
+            self._telling.add(call.engine)
+        elif call.engine in self._telling and observation.prompt_tokens is not None:
+            observation.cached_tokens = 0
 
 
 def values_of(call: Call, observation: Observation) -> dict[str, Any]:
