@@ -52,13 +52,16 @@ async def _ask(http: aiohttp.ClientSession, engine: Engine, name: str, **more: A
 
 
 def _records(agent: Sidecar, ids: set[str]) -> dict[str, RequestRecord]:
-    """Return the records of ``ids`` once all have an answer and its causes."""
+    """Return the records of ``ids`` once the engine and its middleware have told of all, with their causes.
+
+    The middleware may still be trying to send what earlier tests asked while nobody listened.
+    """
     store = open_store(agent.db)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     try:
         while True:
             found = {row.request_id: row for row in store.reader.requests() if row.request_id in ids}
-            known = [row for row in found.values() if row.causes and row.status and row.ttft_seconds]
+            known = [row for row in found.values() if row.causes and row.route and row.ttft_seconds]
             if len(known) == len(ids) or time.monotonic() > deadline:
                 return found
             time.sleep(0.1)
