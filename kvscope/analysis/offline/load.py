@@ -212,7 +212,7 @@ def replay_request(logged: LoggedRequest, tokenizer: Encoder) -> ReplayRequest:
     salt, lora = logged.salt, logged.model
     if isinstance(prompt, BlockHashes):
         number = output if isinstance(output, int) else len(output)
-        tokens, output = stand_ins(prompt, logged.prompt_tokens or 0, number)
+        tokens, output = stand_ins(prompt, logged.prompt_tokens or 0, number, logged.request_id)
         salt = lora = None  # the hashes name them with all else
     elif isinstance(prompt, Body):
         tokens = _counted(tokenizer.encode(prompt.api, prompt.body))
