@@ -81,7 +81,7 @@ class AnalyserSettings(BaseModel):
         500_000,
         gt=0,
         le=100_000_000,
-        description="Blocks of an engine's cache that are followed, at about 125 bytes each; of more, those "
+        description="Blocks of an engine's cache that are followed, at 110 to 160 bytes each; of more, those "
         "unused for longest are dropped and counted.",
     )
     window_prompts: int = Field(2_000, gt=0, description="Latest prompts that the advisor looks at.")

@@ -63,7 +63,7 @@ class _Known:
 class BlockIndex:
     """The cache of one engine, all its replicas together; safe to call from several threads.
 
-    Remembers at most ``max_blocks`` blocks, and as many of the engine's hashes, at about 110 bytes each.
+    Remembers at most ``max_blocks`` blocks, and as many of the engine's hashes, at 110 to 160 bytes each.
     Those that were evicted first are forgotten first; should what is cached alone be more, the blocks that
     were not used for longest are dropped, counted in ``dropped_blocks``, and the index becomes ``partial``.
     """
