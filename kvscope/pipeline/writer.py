@@ -44,7 +44,11 @@ class WriterSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    queue_items: int = Field(100_000, gt=0, description="Items that may wait for the store.")
+    queue_items: int = Field(
+        100_000,
+        gt=0,
+        description="Items that may wait for the store; twice as many of those that no sender sends again.",
+    )
     drain_seconds: float = Field(
         10.0, ge=0, description="Seconds that shutdown waits for the queue to be written."
     )
@@ -123,7 +127,8 @@ class Writer:
         with self._ready:
             if self._stopping:
                 raise RetryableIngestError("the agent is stopping")
-            if self._items + size > self._settings.queue_items and self._items:
+            room = self._settings.queue_items * (2 if batch.only_copy else 1)
+            if self._items + size > room and self._items:
                 self._refused.inc(size)
                 self._refused_items += size
                 raise RetryableIngestError(f"the queue is full ({self._items} items wait)")

@@ -1,6 +1,7 @@
 """The queue and its one writer: nothing that was accepted is lost or answered before its commit."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,6 +118,20 @@ def test_a_full_queue_refuses_and_takes_again_later(
     assert first.result(DEADLINE) == 0
     assert writer.offer(batch("c", "d")).result(DEADLINE) == 0
     assert store.ids == ["a", "b", "c", "d"]
+
+
+def test_what_no_sender_sends_again_has_room_when_others_are_refused(make: Make, store: FaultyStore) -> None:
+    writer = make(queue_items=2)
+    writer.offer(batch("a", "b"))
+    with pytest.raises(RetryableIngestError, match="the queue is full"):
+        writer.offer(batch("c"))
+    for name in ("d", "e"):
+        writer.offer(dataclasses.replace(batch(name), only_copy=True))
+    with pytest.raises(RetryableIngestError, match="the queue is full"):
+        writer.offer(dataclasses.replace(batch("f"), only_copy=True))
+    writer.start()
+    assert writer.flush(timeout_seconds=DEADLINE)
+    assert store.ids == ["a", "b", "d", "e"]
 
 
 def test_a_batch_larger_than_the_queue_is_taken_when_nothing_waits(make: Make) -> None:
