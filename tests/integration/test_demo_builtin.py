@@ -106,7 +106,9 @@ def test_an_interrupt_stops_what_it_started_and_nothing_else(
     )
     try:
         log = output / "agent.log"
-        assert _eventually(lambda: log.exists() and "is ready" in log.read_text(), 120)
+        # on a busy machine a part may begin to work a little later than the agent looks
+        up = ("the agent is ready", "the agent runs")
+        assert _eventually(lambda: log.exists() and any(line in log.read_text() for line in up), 120)
         demo.send_signal(number)
         said, _ = demo.communicate(timeout=90)
         assert demo.returncode == 130, said
