@@ -94,7 +94,8 @@ def test_kill_9_loses_nothing_that_was_answered(database_url: str) -> None:
         answered = numbers_of(process, at_least=10)
         os.kill(process.pid, signal.SIGKILL)
         rest, _ = process.communicate(timeout=DEADLINE)
-        answered += [int(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
+        # the kill can cut a line, also between its number and its end
+        answered += [int(line) for line in rest.split("\n")[:-1] if line]
     store = open_store(database_url)
     stored = {record.request_id for record in store.reader.requests()}
     assert {f"{number}-{item}" for number in answered for item in range(20)} <= stored
