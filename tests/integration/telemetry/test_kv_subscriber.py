@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -60,8 +61,12 @@ def _hashes(log: EventLog) -> list[int | bytes]:
     return [one for event in events if isinstance(event, BlockStored) for one in event.block_hashes]
 
 
+def _has_heard(log: EventLog, count: int) -> bool:
+    return len(log.batches) >= count
+
+
 async def _until_heard(log: EventLog, *sequences: int) -> None:
-    await eventually(lambda: len(log.batches) >= len(sequences))
+    await eventually(partial(_has_heard, log, len(sequences)))
     assert _heard(log) == list(sequences)
 
 
@@ -175,7 +180,7 @@ async def test_an_engine_that_restarts_has_an_empty_cache(publisher: Publisher) 
         await publisher.close()
         await eventually(lambda: not subscriber.health()[0])
         second = Publisher(ports=ports)
-        await eventually(lambda second=second: subscriber.health()[0] and second.subscribers > 0)
+        await eventually(lambda: subscriber.health()[0] and second.subscribers > 0)
         await second.publish(100)
         await _until_heard(log, 0, 1, 2, -1, 0)
         await second.publish(101)
@@ -197,7 +202,7 @@ async def test_a_restart_is_known_also_when_the_new_numbers_have_passed_the_old(
         await publisher.close()
         await eventually(lambda: not subscriber.health()[0])
         second = Publisher(ports=ports)
-        await eventually(lambda second=second: subscriber.health()[0] and second.subscribers > 0)
+        await eventually(lambda: subscriber.health()[0] and second.subscribers > 0)
         for number in range(4):
             await second.publish(100 + number, hidden=True)
         await second.publish(104)
@@ -332,7 +337,7 @@ async def test_it_stops_in_the_middle_of_a_replay(heard: int) -> None:
         log = EventLog()
         subscriber = KvEventSubscriber(settings, context(upstreams=[ENGINE], cache_events=log))
         await subscriber.start()
-        await eventually(lambda log=log: len(log.batches) >= heard)
+        await eventually(partial(_has_heard, log, heard))
         async with asyncio.timeout(10):
             await subscriber.stop()
     await publisher.close()
