@@ -68,7 +68,7 @@ def new_share(prompts: Sequence[Sequence[int]]) -> float:
 
 
 def beside_kvlint(texts: Sequence[str], folder: Path, peers: Path) -> dict[str, float]:
-    """Return processor seconds of whole processes that replay the same texts, and of kvlint without its start.
+    """Return processor seconds of processes that replay the same texts, and of kvlint without its start.
 
     That is its second run in one process: the first one has loaded its libraries.
     """
