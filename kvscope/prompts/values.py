@@ -25,7 +25,7 @@ _EPOCH_UNITS = {10: 1, 13: 1_000, 16: 1_000_000, 19: 1_000_000_000}  # digits ->
 
 
 class ValueKind(StrEnum):
-    """What kind of value differs between two prompts; the last five are named by who compares them."""
+    """What kind of value differs between two prompts; the last eight are named by who compares them."""
 
     TIMESTAMP = "timestamp"
     DATE = "date"
@@ -41,6 +41,9 @@ class ValueKind(StrEnum):
     JSON_KEY_ORDER = "json_key_order"
     TOOL_ORDER = "tool_order"
     LINE_ORDER = "line_order"
+    EXAMPLE_ORDER = "example_order"
+    DOCUMENT_ORDER = "document_order"
+    LIST_ORDER = "list_order"
     WHITESPACE = "whitespace"
     TEXT = "text"
 

@@ -187,5 +187,6 @@ def _merged(specs: Iterable[TransformSpec]) -> tuple[TransformSpec, ...]:
             keys = sorted({*known.params["line_keys"], *spec.params["line_keys"]})
             merged[spec.kind, role] = TransformSpec(kind=spec.kind, params={**spec.params, "line_keys": keys})
         else:
-            merged[spec.kind, role] = spec
+            params = {**known.params, **spec.params} if known is not None else spec.params
+            merged[spec.kind, role] = TransformSpec(kind=spec.kind, params=params)
     return tuple(merged[key] for key in sorted(merged))

@@ -29,9 +29,7 @@ def evidence_of(
         "char_end": first["char_end"],
         "value_kind": first["value_kind"],
         "tokens_lost": sum(after.hit_tokens[at] - before.hit_tokens[at] for at in route.positions),
-        "characters_moved": round(
-            sum(option.line.characters for option in change.options if option.line is not None)
-        ),
+        "characters_moved": round(sum(line.characters for option in change.options for line in option.lines)),
         "example_request_ids": _examples(route.positions, window, before, after),
         "hit_rate_window_before": before.hit_rate(),
         "hit_rate_window_after": after.hit_rate(),
@@ -56,12 +54,15 @@ def _part(option: Option) -> dict[str, Any]:
         "char_end": place.char_end,
         "value_kind": str(place.value_kind),
     }
-    if option.line is not None:
+    if option.lines:
+        first = option.lines[0]
         part |= {
-            "line_key": option.line.key_hash,
-            "distinct": option.line.distinct,
-            "occurrences": option.line.occurrences,
+            "line_key": first.key_hash,
+            "distinct": max(line.distinct for line in option.lines),
+            "occurrences": max(line.occurrences for line in option.lines),
         }
+    if len(option.lines) > 1:
+        part["lines"] = len(option.lines)
     return part
 
 

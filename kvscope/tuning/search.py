@@ -5,29 +5,38 @@ stay without loss, so that a change moves as little as it must.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvscope.model.prompt import Risk, TransformSpec
 from kvscope.prompts.transforms import risk_of
+from kvscope.tuning.forms import Place
 from kvscope.tuning.judge import Judge, Outcome
-from kvscope.tuning.structure import LEADING_ROLES, Place, RouteStructure, VaryingLine
+from kvscope.tuning.structure import LEADING_ROLES, RouteStructure, VaryingLine
 from kvscope.tuning.window import RouteWindow
 
 MOVE_VOLATILE = "move_volatile"
 SORT_TOOLS = "sort_tools"
 CANONICAL_JSON = "canonical_json"
 NORMALIZE_WHITESPACE = "normalize_whitespace"
+SPLIT_TENANT = "split_tenant"
+SORT_DOCUMENTS = "sort_documents"
+FIX_EXAMPLE_ORDER = "fix_example_order"
 _MOST_LINES = 16
+_MOST_TENANT_LINES = 256
 _RISKS = list(Risk)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One thing that could be changed: a line that could move, or a form that could be made canonical."""
+    """One thing that could be changed: lines that could move, or a form that could be made canonical.
+
+    ``flag`` is a parameter of the transform that is set for it.
+    """
 
     kind: str
     place: Place
-    line: VaryingLine | None = None
+    lines: tuple[VaryingLine, ...] = ()
+    flag: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,15 +53,18 @@ class Change:
     @property
     def specs(self) -> tuple[TransformSpec, ...]:
         """The transforms that make the change, in one canonical form."""
-        keys: dict[str, list[str]] = {}
+        keys: dict[tuple[str, str], list[str]] = {}
+        flags: dict[str, dict[str, bool]] = {}
         for option in self.options:
-            if option.line is not None:
-                keys.setdefault(option.place.role, []).append(option.line.key_hash)
+            for line in option.lines:
+                keys.setdefault((option.kind, option.place.role), []).append(line.key_hash)
+            if not option.lines:
+                flags.setdefault(option.kind, {}).update({option.flag: True} if option.flag else {})
         moves = [
-            TransformSpec(kind=MOVE_VOLATILE, params={"role": role, "line_keys": sorted(found)})
-            for role, found in sorted(keys.items())
+            TransformSpec(kind=kind, params={"role": role, "line_keys": sorted(found)})
+            for (kind, role), found in sorted(keys.items())
         ]
-        return (*moves, *(TransformSpec(kind=kind) for kind in self.kinds if kind != MOVE_VOLATILE))
+        return (*moves, *(TransformSpec(kind=kind, params=params) for kind, params in flags.items()))
 
     @property
     def risk(self) -> Risk:
@@ -69,17 +81,31 @@ def options_of(structure: RouteStructure) -> tuple[Option, ...]:
 
     Items of lists (lines that stand several times in a message) belong to their neighbours and do not move.
     """
-    movable = [line for line in structure.lines if not line.repeated and line.place.role in LEADING_ROLES]
+    single = [line for line in structure.lines if not line.repeated and line.place.role in LEADING_ROLES]
+    movable = [line for line in single if not line.of_tenant]
     movable.sort(key=lambda line: -line.entropy_bits)
     forms = (
-        (SORT_TOOLS, structure.tool_order),
-        (CANONICAL_JSON, structure.tool_keys),
-        (NORMALIZE_WHITESPACE, structure.whitespace),
+        (SORT_TOOLS, structure.tool_order, None),
+        (CANONICAL_JSON, structure.tool_keys, None),
+        (CANONICAL_JSON, structure.text_keys, "texts"),
+        (CANONICAL_JSON, structure.schema_lists, "lists"),
+        (NORMALIZE_WHITESPACE, structure.whitespace, None),
+        (FIX_EXAMPLE_ORDER, structure.example_order, None),
+        (SORT_DOCUMENTS, structure.document_order, None),
     )
     return (
-        *(Option(kind=MOVE_VOLATILE, place=line.place, line=line) for line in movable[:_MOST_LINES]),
-        *(Option(kind=kind, place=form.place) for kind, form in forms if form is not None),
+        *(Option(kind=MOVE_VOLATILE, place=line.place, lines=(line,)) for line in movable[:_MOST_LINES]),
+        *_tenant_options([line for line in single if line.of_tenant]),
+        *(Option(kind=kind, place=form.place, flag=flag) for kind, form, flag in forms if form is not None),
     )
+
+
+def _tenant_options(lines: Sequence[VaryingLine]) -> Iterator[Option]:
+    """Yield one option a role: what a tenant's own lines say belongs together."""
+    for role in LEADING_ROLES:
+        own = tuple(line for line in lines if line.place.role == role)[:_MOST_TENANT_LINES]
+        if own:
+            yield Option(kind=SPLIT_TENANT, place=own[0].place, lines=own)
 
 
 def promising(
@@ -88,7 +114,7 @@ def promising(
     """Return the changes that may gain ``min_gain``: each kind alone, the safe kinds, all kinds together."""
     kinds = dict.fromkeys(option.kind for option in options)
     groups = [[option for option in options if option.kind == kind] for kind in kinds]
-    groups.append([option for option in options if option.kind != MOVE_VOLATILE])
+    groups.append([option for option in options if Change((option,)).risk is Risk.SAFE])
     groups.append(list(options))
     now = _rate(rough.now, route)
     # what stand-ins estimate may be off by a little, so they refuse only what is well below the bar

@@ -5,36 +5,29 @@ is not decided here: the advisor's replay is the judge. Work is linear in the ch
 """
 
 import dataclasses
-import json
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 from kvscope.model.prompt import Prompt
-from kvscope.prompts.segments import Segment, segments
+from kvscope.prompts.segments import CHAT, Segment, segments
 from kvscope.prompts.values import ValueKind, kind_at, line_key_hash
+from kvscope.tuning.forms import ListOrders, Place, Spaces, TextKeys, Tools, Variation, shared, standing
 
 LEADING_ROLES = ("system", "developer")
 NAME_LIKE = "name_like"
-_ROLES_OF_OTHERS = ("assistant", "tools")
 _SAMPLES = 16  # distinct lines that name a value's kind by vote
 _NAME_WORDS = 4
+_FEWEST_TENANTS = 2
+_COMES_BACK = 2  # messages a tenant (or a value) at least: once is no sign of anything
+_COUNTING = 0.9
+_LABEL = re.compile(r"[:=\uff1a]")
+_TENANT_WORD = re.compile(
+    r"(?i)\b(tenant|client|company|organi[sz]ation|workspace|merchant|brand)\b|租户|客户|公司|企业|组织|商家|品牌"
+)
 _NAME_CHARACTERS = 48
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where something varies; the range is that of a typical request, within the segment's text.
-
-    ``message_index`` is None for tools.
-    """
-
-    role: str
-    message_index: int | None
-    char_start: int
-    char_end: int
-    value_kind: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +45,8 @@ class VaryingLine:
     entropy_bits: float
     characters: float  # mean length
     repeated: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Variation:
-    """Texts that differ only in order or form: ``distinct`` forms of what would be ``canonical`` texts."""
-
-    place: Place
-    distinct: int
-    canonical: int
+    counting: bool  # the value is a number that goes up from prompt to prompt
+    of_tenant: bool  # a tenant's prompts have one value of it, and tenants differ
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +58,27 @@ class RouteStructure:
     tool_order: Variation | None
     tool_keys: Variation | None
     whitespace: Variation | None
+    example_order: Variation | None
+    document_order: Variation | None
+    text_keys: Variation | None
+    schema_lists: Variation | None
 
 
 def learn(prompts: Sequence[Prompt], *, roles: Collection[str] = LEADING_ROLES) -> RouteStructure:
     """Return the structure of ``prompts`` (of one route) as they were sent; lines of ``roles`` only."""
     lines = _Lines(roles)
-    spaces = _Spaces()
-    tools = _Tools()
+    spaces = Spaces()
+    tools = Tools()
+    orders = ListOrders()
+    keys = TextKeys()
     for prompt in prompts:
         parts = segments(prompt.api, prompt.sent_body)
         for part in parts:
-            lines.add(part)
+            lines.add(part, prompt.tenant)
             spaces.add(part)
+            if prompt.api == CHAT:  # nothing sorts what stands in a completion's text
+                orders.add(part)
+                keys.add(part)
         tools.add(prompt.sent_body.get("tools"), parts)
     return RouteStructure(
         prompts=len(prompts),
@@ -91,6 +86,10 @@ def learn(prompts: Sequence[Prompt], *, roles: Collection[str] = LEADING_ROLES) 
         tool_order=tools.orders.variation(),
         tool_keys=tools.keys.variation(),
         whitespace=spaces.forms.variation(),
+        example_order=orders.variation("example"),
+        document_order=orders.variation("document"),
+        text_keys=keys.forms.variation(),
+        schema_lists=tools.lists.variation(),
     )
 
 
@@ -100,10 +99,28 @@ class _Line:
     def __init__(self) -> None:
         self.values: dict[tuple[str, ...], int] = {}
         self.places: list[tuple[int, int, str]] = []  # message index, start of the first line, the line
+        self.by_tenant: dict[str | None, set[tuple[str, ...]]] = {}
 
     @property
     def repeated(self) -> bool:
         return any(len(set(value)) > 1 for value in self.values)
+
+    def of_tenant(self, tenants: Counter[str | None]) -> bool:
+        """Whether each tenant has one value, or the line is in all prompts of some tenants and in no others'.
+
+        Where no tenant is known, the line's label must name one, and its values must come back.
+        """
+        own = self.by_tenant
+        total = len(self.places)
+        if len(tenants) == 1 and None in tenants:
+            label = _LABEL.split(self.places[0][2], maxsplit=1)[0]
+            comes_back = total >= _COMES_BACK * len(self.values) > _COMES_BACK
+            return comes_back and _TENANT_WORD.search(label) is not None
+        if None in own or len(tenants) < _FEWEST_TENANTS or total < _COMES_BACK * len(own):
+            return False
+        if len(self.values) == 1:  # such as a tenant's own rules
+            return len(own) < len(tenants) and total == sum(tenants[tenant] for tenant in own)
+        return all(len(values) == 1 for values in own.values())
 
 
 class _Lines:
@@ -113,10 +130,12 @@ class _Lines:
         self._roles = roles
         self._known: dict[str, tuple[str, str]] = {}  # a line -> its key and its text, spaces aside
         self._lines: dict[tuple[str, str], _Line] = {}
+        self._tenants: dict[str, Counter[str | None]] = {}  # by role: messages of each tenant
 
-    def add(self, part: Segment) -> None:
+    def add(self, part: Segment, tenant: str | None) -> None:
         if part.role not in self._roles:
             return
+        self._tenants.setdefault(part.role, Counter())[tenant] += 1
         found: dict[str, list[tuple[int, str, str]]] = {}
         start = 0
         for line in part.text.split("\n"):
@@ -129,14 +148,16 @@ class _Lines:
             values = tuple(value for _, _, value in lines)
             entry.values[values] = entry.values.get(values, 0) + 1
             entry.places.append((part.message_index or 0, *lines[0][:2]))
+            entry.by_tenant.setdefault(tenant, set()).add(values)
 
     def varying(self) -> tuple[VaryingLine, ...]:
+        """Return the lines whose value varies, and those that only some tenants' prompts have."""
         found = [
-            _varying_line(role, key, line)
+            _varying_line(role, key, line, of_tenant=of_tenant)
             for (role, key), line in self._lines.items()
-            if len(line.values) > 1
+            if (of_tenant := line.of_tenant(self._tenants[role])) or len(line.values) > 1
         ]
-        return tuple(sorted(found, key=lambda line: _order(line.place)))
+        return tuple(sorted(found, key=lambda line: standing(line.place)))
 
     def _look_up(self, line: str) -> tuple[str, str]:
         known = self._known.get(line)
@@ -146,7 +167,7 @@ class _Lines:
         return known
 
 
-def _varying_line(role: str, key: str, line: _Line) -> VaryingLine:
+def _varying_line(role: str, key: str, line: _Line, *, of_tenant: bool) -> VaryingLine:
     """Describe ``line`` by the request in which it stands at the median place."""
     total = len(line.places)
     index, start, text = sorted(line.places, key=lambda place: place[:2])[(total - 1) // 2]
@@ -167,7 +188,22 @@ def _varying_line(role: str, key: str, line: _Line) -> VaryingLine:
         entropy_bits=_entropy_bits(line.values.values()),
         characters=sum(len(text) for _, _, text in line.places) / total,
         repeated=line.repeated,
+        counting=kind == ValueKind.NUMBER and _counts_up([text for _, _, text in line.places]),
+        of_tenant=of_tenant,
     )
+
+
+def _counts_up(lines: Sequence[str]) -> bool:
+    """Whether the first number that differs goes up from line to line, in nine steps of ten."""
+    samples = list(dict.fromkeys(lines))[:_SAMPLES]
+    numbers = []
+    for line in lines:
+        _, start, end = _value_span(line, samples)
+        if not line[start:end].isdecimal():
+            return False
+        numbers.append(int(line[start:end]))
+    steps = [second - first for first, second in itertools.pairwise(numbers)]
+    return len(steps) > 1 and sum(step > 0 for step in steps) >= _COUNTING * len(steps)
 
 
 def _entropy_bits(counts: Iterable[int]) -> float:
@@ -180,29 +216,17 @@ def _entropy_bits(counts: Iterable[int]) -> float:
 def _value_span(text: str, others: Sequence[str]) -> tuple[str, int, int]:
     """Return kind, start and end of what differs first between ``text`` and ``others``."""
     others = [other for other in others if other != text]
-    start = min((_shared(text, other) for other in others), default=0)
+    start = min((shared(text, other) for other in others), default=0)
     span = kind_at(text, start)
     if span is not None:
         return span.kind, span.start, span.end
     while start > 0 and text[start - 1].isalnum():
         start -= 1
-    tail = min((_shared(text[:start:-1], other[:start:-1]) for other in others), default=0)
+    tail = min((shared(text[:start:-1], other[:start:-1]) for other in others), default=0)
     end = max(start, len(text) - tail)
     while end < len(text) and text[end].isalnum():
         end += 1
     return (NAME_LIKE if _is_name_like(text[start:end]) else ValueKind.TEXT), start, end
-
-
-def _shared(first: str, second: str) -> int:
-    """Return how many characters both texts share from their start on, by halving what is left."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _is_name_like(value: str) -> bool:
@@ -214,102 +238,3 @@ def _is_name_like(value: str) -> bool:
         not word[0].islower() and word.strip(".,'-").replace("'", "").replace("-", "").isalpha()
         for word in words
     )
-
-
-class _Forms:
-    """Counts the forms of texts that are one once made canonical, and notes where two forms first part."""
-
-    def __init__(self, value_kind: str) -> None:
-        self._value_kind = value_kind
-        self._forms: dict[tuple[str, str], set[int]] = {}
-        self._first: dict[tuple[str, str], str] = {}
-        self._place: Place | None = None
-
-    def add(
-        self, part: Segment, text: str, *, canonical: str, form: str | None = None, offset: int = 0
-    ) -> None:
-        """Note ``text``, a piece of ``part`` from ``offset`` on; ``form`` is what may vary, or the text."""
-        key = (part.role, canonical)
-        forms = self._forms.setdefault(key, set())
-        form_hash = hash(text if form is None else form)
-        if form_hash in forms:
-            return
-        forms.add(form_hash)
-        first = self._first.setdefault(key, text)
-        if len(forms) > 1:
-            place = self._difference(part, text, first, offset)
-            self._place = min(self._place or place, place, key=_order)
-
-    def variation(self) -> Variation | None:
-        if self._place is None:
-            return None
-        varied = [forms for forms in self._forms.values() if len(forms) > 1]
-        return Variation(place=self._place, distinct=sum(map(len, varied)), canonical=len(varied))
-
-    def _difference(self, part: Segment, text: str, first: str, offset: int) -> Place:
-        start = _shared(text, first)
-        tail = _shared(text[start:][::-1], first[start:][::-1])
-        return Place(
-            role=part.role,
-            message_index=part.message_index,
-            char_start=offset + start,
-            char_end=offset + max(start, len(text) - tail),
-            value_kind=self._value_kind,
-        )
-
-
-def _order(place: Place) -> tuple[int, int]:
-    return -1 if place.message_index is None else place.message_index, place.char_start
-
-
-class _Spaces:
-    """Finds lines that are the same but for spaces at their end or blank lines behind them.
-
-    These are what ``normalize_whitespace`` makes equal; it leaves an assistant's text and last lines alone.
-    A line is known by itself and the one before it: other lines of the text may vary as they like.
-    """
-
-    def __init__(self) -> None:
-        self.forms = _Forms(ValueKind.WHITESPACE)
-        self._seen: set[int] = set()
-
-    def add(self, part: Segment) -> None:
-        text_hash = hash(part.text)
-        if part.role in _ROLES_OF_OTHERS or text_hash in self._seen:
-            return
-        self._seen.add(text_hash)
-        before = pending = ""
-        start = offset = 0
-        for line in part.text.split("\n"):
-            if not line or line.isspace():
-                pending += "\n" + line
-            else:
-                before = self._note(part, before, pending, start)
-                pending, start = line, offset
-            offset += len(line) + 1
-
-    def _note(self, part: Segment, before: str, chunk: str, start: int) -> str:
-        """Note ``chunk``, a line with the blank lines behind it; return the line without its spaces."""
-        bare = chunk.rstrip(" \t\r\n")
-        if bare:
-            self.forms.add(part, chunk, canonical=f"{before}\n{bare}", offset=start)
-        return bare
-
-
-class _Tools:
-    """Tells a changing order of tools from a changing order of keys within them."""
-
-    def __init__(self) -> None:
-        self.orders = _Forms(ValueKind.TOOL_ORDER)
-        self.keys = _Forms(ValueKind.JSON_KEY_ORDER)
-
-    def add(self, tools: Any, parts: Sequence[Segment]) -> None:
-        part = next((part for part in parts if part.role == "tools"), None)
-        if part is None or not isinstance(tools, list):
-            return
-        canonical = [json.dumps(tool, sort_keys=True, ensure_ascii=False) for tool in tools]
-        self.orders.add(part, part.text, canonical="\n".join(sorted(canonical)), form="\n".join(canonical))
-        offset = 0
-        for tool, text in zip(canonical, part.text.split("\n"), strict=True):
-            self.keys.add(part, text, canonical=tool, offset=offset)
-            offset += len(text) + 1

@@ -113,6 +113,17 @@ def _labelled(text: str) -> Iterator[_Block]:
         start = len(text) if gap is None else gap.end()
 
 
+def block_lists(text: str) -> Iterator[tuple[str, int, int, tuple[str, ...]]]:
+    """Yield the lists that the transforms sort: kind of block, start, end, and the blocks' texts.
+
+    The kind is ``document`` or ``example``.
+    """
+    for blocks in (_tagged(text), list(_labelled(text))):
+        for run in _runs(text, blocks):
+            texts = tuple(text[block.start : block.end] for block in run)
+            yield run[0].kind, run[0].start, run[-1].end, texts
+
+
 def _runs(text: str, blocks: Sequence[_Block]) -> list[list[_Block]]:
     """Return the blocks of one kind that nothing but space parts, two or more together."""
     runs: list[list[_Block]] = []

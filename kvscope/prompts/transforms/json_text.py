@@ -30,6 +30,17 @@ def sort_json(text: str) -> str:
     return "".join([*pieces, text[position:]])
 
 
+def json_in(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where ``sort_json`` looks for JSON: the whole text where it is JSON, else fences and lines."""
+    bare = text.strip()
+    if bare.startswith("{") and bare.endswith("}") and _sorted(bare) is not None:
+        start = text.index("{")
+        yield start, start + len(bare)
+        return
+    if "{" in text:
+        yield from _candidates(text)
+
+
 def _candidates(text: str) -> Iterator[tuple[int, int]]:
     """Yield where JSON may stand, in order: in fences, and in lines that begin and end with braces."""
     fences = [(found.start(1), found.end(1)) for found in _FENCE.finditer(text)]

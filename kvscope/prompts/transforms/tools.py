@@ -31,6 +31,8 @@ _KEYWORDS = (
 _RANK = {word: rank for rank, word in enumerate(_KEYWORDS)}
 _NAME_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA = frozenset({"default", "const", "enum", "examples", "example"})
+_SETS = frozenset({"required", "enum"})
+_FLAGS = frozenset({"texts", "lists"})
 _DEEPEST = 64  # a schema nested deeper is left as it is
 
 
@@ -52,17 +54,39 @@ def _canonical_json(api: str, body: Body, params: Sequence[Params]) -> Body:
     if tools is None:
         return body
     ordered = [_canonical(tool) for tool in tools]
+    if any(each.get("lists") for each in params):
+        ordered = [with_sorted_lists(tool) for tool in ordered]
     return {**body, "tools": ordered} if json.dumps(ordered) != json.dumps(tools) else body
 
 
 def _check_canonical(params: Params) -> None:
-    if params.keys() - {"texts"} or not isinstance(params.get("texts", False), bool):
-        raise UsageError("canonical_json takes `texts`, true or false, and nothing else")
+    if params.keys() - _FLAGS or not all(isinstance(value, bool) for value in params.values()):
+        raise UsageError("canonical_json takes `texts` and `lists`, true or false, and nothing else")
 
 
 def _describe_canonical(params: Params) -> str:
     texts = " and of JSON in texts other than the assistant's" if params.get("texts") else ""
-    return f"Writes the keys of every tool's schema{texts} in one fixed order."
+    lists = "; so with the lists `required` and `enum`" if params.get("lists") else ""
+    return f"Writes the keys of every tool's schema{texts} in one fixed order{lists}."
+
+
+def with_sorted_lists(value: Any, *, names: bool = False) -> Any:
+    """Return a schema with the texts under ``required`` and ``enum`` sorted: as sets they stay the same.
+
+    ``names``: the keys are a user's own, so that none of them is JSON Schema's word.
+    """
+    if isinstance(value, list):
+        return [with_sorted_lists(item, names=names) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: sorted(item)
+        if not names and key in _SETS and isinstance(item, list) and all(isinstance(one, str) for one in item)
+        else item
+        if not names and key in _DATA
+        else with_sorted_lists(item, names=not names and key in _NAME_MAPS)
+        for key, item in value.items()
+    }
 
 
 def written_canonically(value: Any) -> str:
