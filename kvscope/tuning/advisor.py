@@ -9,14 +9,15 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvscope.model.advice import Suggestion
-from kvscope.model.prompt import Prompt, Risk, TransformSpec
+from kvscope.model.prompt import Prompt, Risk
 from kvscope.prompts.tokenizing import PromptTokenizer
 from kvscope.prompts.transforms import layout_name
 from kvscope.tuning.effects import Effect, TtftPredictor, suggestion_of
 from kvscope.tuning.evidence import evidence_of
 from kvscope.tuning.judge import Judge, stand_ins
-from kvscope.tuning.operations import operations
-from kvscope.tuning.search import Change, options_of, promising
+from kvscope.tuning.rule import Traffic
+from kvscope.tuning.rules import operations
+from kvscope.tuning.search import Change, merged, options_of, promising
 from kvscope.tuning.structure import RouteStructure, learn
 from kvscope.tuning.window import FEWEST_REQUESTS, InForce, Limits, RouteWindow, Window, select
 
@@ -69,35 +70,37 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
     }
     options = {route: options_of(structure) for route, structure in structures.items()}
     exact = Judge(window, tokenizer.encode, block_size=block_size, num_blocks=num_blocks)
-    if not any(exact.now.prompt_tokens):
-        reason = exact.refused[0] if exact.refused else "the cache is smaller than every prompt"
-        return _nothing(f"no prompt could be replayed: {reason}")
-    rough = Judge(
-        window,
-        stand_ins(_characters_a_token(window, exact)),
-        block_size=block_size,
-        num_blocks=num_blocks,
-    )
+    traffic = Traffic(judge=exact, window=window, routes=routes, min_gain=min_gain, ttft=ttft)
     suggestions = [
-        _changed_prompts(judged, window=window, ttft=ttft, now=now)
-        for route in routes
-        if options[route.route]
-        for judged in _judge(
-            exact, route, promising(rough, route, options[route.route], min_gain=min_gain), min_gain
-        )
-    ]
-    suggestions += [
         suggestion_of(
             found.effect,
             kind=found.kind,
-            risk=Risk.SAFE,
+            risk=found.risk,
             change=found.change,
             evidence=found.evidence,
-            ttft=ttft,
+            ttft=ttft if found.timed else None,
             now=now,
         )
-        for found in operations(exact, window, routes, min_gain=min_gain)
+        for found in operations(traffic)
     ]
+    if not any(exact.now.prompt_tokens) and not suggestions:
+        reason = exact.refused[0] if exact.refused else "the cache is smaller than every prompt"
+        return _nothing(f"no prompt could be replayed: {reason}")
+    if any(exact.now.prompt_tokens):
+        rough = Judge(
+            window,
+            stand_ins(_characters_a_token(window, exact)),
+            block_size=block_size,
+            num_blocks=num_blocks,
+        )
+        suggestions += [
+            _changed_prompts(judged, window=window, ttft=ttft, now=now)
+            for route in routes
+            if options[route.route]
+            for judged in _judge(
+                exact, route, promising(rough, route, options[route.route], min_gain=min_gain), min_gain
+            )
+        ]
     suggestions.sort(key=_most_saved_first)
     if not suggestions and not any(options.values()):
         return _nothing(_why_no_option(structures.values()))
@@ -160,7 +163,7 @@ def _changed_prompts(
     judged: _Judged, *, window: Window, ttft: TtftPredictor | None, now: float
 ) -> Suggestion:
     change, effect = judged.change, judged.effect
-    transforms = _merged((*effect.route.in_force, *change.specs))
+    transforms = merged((*effect.route.in_force, *change.specs))
     evidence = evidence_of(
         change, route=effect.route, window=window, before=effect.before, after=effect.after
     )
@@ -175,18 +178,3 @@ def _changed_prompts(
         ttft=ttft,
         now=now,
     )
-
-
-def _merged(specs: Iterable[TransformSpec]) -> tuple[TransformSpec, ...]:
-    """Return ``specs`` without repetition; moves of lines of one role become one."""
-    merged: dict[tuple[str, str], TransformSpec] = {}
-    for spec in specs:
-        role = str(spec.params.get("role", ""))
-        known = merged.get((spec.kind, role))
-        if known is not None and "line_keys" in spec.params:
-            keys = sorted({*known.params["line_keys"], *spec.params["line_keys"]})
-            merged[spec.kind, role] = TransformSpec(kind=spec.kind, params={**spec.params, "line_keys": keys})
-        else:
-            params = {**known.params, **spec.params} if known is not None else spec.params
-            merged[spec.kind, role] = TransformSpec(kind=spec.kind, params=params)
-    return tuple(merged[key] for key in sorted(merged))

@@ -25,6 +25,7 @@ class Effect:
     before: Outcome
     after: Outcome
     route: RouteWindow
+    cost_tokens: int = 0  # that the change itself computes over the window, such as by touches
 
     def gain(self, positions: Iterable[int]) -> float:
         """Return by how much the hit rate of the requests at ``positions`` grows."""
@@ -48,7 +49,16 @@ class Effect:
         newer = route.newer_half
         saved = sum(self.before.uncached(at) - self.after.uncached(at) for at in newer)
         requests_per_day = (route.seen - 1) / route.window_seconds * _DAY_SECONDS
-        return saved / len(newer) * requests_per_day
+        cost_per_day = self.cost_tokens / route.window_seconds * _DAY_SECONDS
+        return saved / len(newer) * requests_per_day - cost_per_day
+
+    @property
+    def saved(self) -> int:
+        """Tokens that the route's requests would not have computed, less those that the change computes."""
+        return (
+            sum(self.before.uncached(at) - self.after.uncached(at) for at in self.route.positions)
+            - self.cost_tokens
+        )
 
     def ttft_change(self, ttft: TtftPredictor) -> tuple[float | None, int]:
         """Return the mean of after - before in seconds, and over how many requests the model could tell it.

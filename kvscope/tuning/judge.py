@@ -65,6 +65,7 @@ class Judge:
             salt=lambda prompt: prompt.salt, engine=lambda prompt: prompt.engine, num_blocks=num_blocks
         )
         self.now = self._replay({}, self.serving)
+        self._endless: Outcome | None = None
 
     def outcome(self, route: RouteWindow, specs: Sequence[TransformSpec]) -> Outcome:
         """Return what the window would have hit with ``specs`` on ``route``."""
@@ -73,6 +74,41 @@ class Judge:
         if known is None:
             known = self._outcomes[key] = self._replay(self._changed(route, specs), self.serving)
         return known
+
+    @property
+    def endless(self) -> Outcome:
+        """What the window as it is would have hit in a cache without limit."""
+        if self._endless is None:
+            self._endless = self.served(dataclasses.replace(self.serving, num_blocks=None))
+        return self._endless
+
+    def rewritten(self, bodies: Mapping[int, Mapping[str, Any]]) -> Outcome:
+        """Return what the window would have hit with other bodies at some positions."""
+        prompts = self._window.prompts
+        changed = {at: self._tokens_of(prompts[at].api, body) for at, body in bodies.items()}
+        return self._replay(changed, self.serving)
+
+    def touched(self, touches: Mapping[int, Sequence[Tokens]]) -> tuple[Outcome, int]:
+        """Return what the window would have hit with further requests before some positions, and their cost.
+
+        A touch goes to the engine of the request at its position, under its salt. The cost is the tokens
+        that touches computed.
+        """
+        computed: list[int] = []
+        return self._replay({}, self.serving, touches, computed), sum(computed)
+
+    def tokens(self, position: int) -> Tokens:
+        """Return the prompt tokens of one request, none where it could not be tokenised."""
+        return self._tokens[position]
+
+    def encoded(self, api: str, body: Mapping[str, Any]) -> Tokens:
+        """Return the tokens of a body, none where it cannot be tokenised."""
+        return self._tokens_of(api, body)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._block_size
 
     def served(self, serving: Serving) -> Outcome:
         """Return what the window as it is would have hit when served in another way."""
@@ -96,7 +132,13 @@ class Judge:
             self.refused.append("token ids or characters that no tokenizer takes")
         return array("q")
 
-    def _replay(self, changed: Mapping[int, Tokens], serving: Serving) -> Outcome:
+    def _replay(
+        self,
+        changed: Mapping[int, Tokens],
+        serving: Serving,
+        touches: Mapping[int, Sequence[Tokens]] | None = None,
+        computed: list[int] | None = None,
+    ) -> Outcome:
         prompts = self._window.prompts
         hits = [0] * len(prompts)
         tokens = [changed.get(position, self._tokens[position]) for position in range(len(prompts))]
@@ -106,21 +148,43 @@ class Judge:
             if lengths[position]:
                 by_engine.setdefault(serving.engine(prompt), []).append(position)
         for positions in by_engine.values():
+            # a touch has no place of its own in the outcome
+            sent = [
+                (at, each)
+                for p in positions
+                for at, each in (*((None, touch) for touch in (touches or {}).get(p, ())), (p, tokens[p]))
+            ]
+            owners = _owners(sent)
             result = replay(
                 (
-                    ReplayRequest(request_id=str(p), tokens=tokens[p].tolist(), salt=serving.salt(prompts[p]))
-                    for p in positions
+                    ReplayRequest(
+                        request_id=str(number), tokens=each.tolist(), salt=serving.salt(prompts[owner])
+                    )
+                    for number, ((_, each), owner) in enumerate(zip(sent, owners, strict=True))
                 ),
                 block_size=self._block_size,
                 num_blocks=serving.num_blocks,
             )
-            for position, replayed in zip(positions, result.per_request, strict=True):
-                hits[position] = replayed.hit_tokens
+            for (at, each), replayed in zip(sent, result.per_request, strict=True):
+                if at is not None:
+                    hits[at] = replayed.hit_tokens
+                elif computed is not None:
+                    computed.append(len(each) - replayed.hit_tokens)
         return Outcome(prompt_tokens=tuple(lengths), hit_tokens=tuple(hits))
 
     def _fits(self, tokens: Tokens) -> bool:
         """Whether the engine could have served the prompt: its cache holds it, one block being vLLM's own."""
         return self._num_blocks is None or len(tokens) <= (self._num_blocks - 1) * self._block_size
+
+
+def _owners(sent: Sequence[tuple[int | None, Tokens]]) -> list[int]:
+    """Return for each request the position under whose salt it is sent: a touch has that of the next."""
+    owners: list[int] = []
+    owner = 0
+    for at, _ in reversed(sent):
+        owner = owner if at is None else at
+        owners.append(owner)
+    return owners[::-1]
 
 
 def stand_ins(characters: int) -> Encode:

@@ -6,14 +6,14 @@ replica, or under wider salts. Memory is the engine's, so it is suggested once, 
 
 import dataclasses
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from kvscope.model.advice import Routing
 from kvscope.model.prompt import Prompt
 from kvscope.tuning.effects import Effect
 from kvscope.tuning.judge import Judge, Outcome
-from kvscope.tuning.window import RouteWindow, Window
+from kvscope.tuning.rule import Operation, Traffic, told
+from kvscope.tuning.window import RouteWindow
 
 MORE_MEMORY = "more_memory"
 ROUTE_AFFINITY = "route_affinity"
@@ -24,30 +24,13 @@ _FEWEST_SALTS = 2
 _LEADING = 512  # characters that tell one template from another
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """A change of the servers, its effect on a route, and what it rests on."""
-
-    kind: str
-    effect: Effect
-    change: Mapping[str, Any]
-    evidence: Mapping[str, Any]
-
-
-def operations(
-    judge: Judge, window: Window, routes: Sequence[RouteWindow], *, min_gain: float
-) -> Iterator[Operation]:
-    """Yield what would raise the hit rate of one of ``routes`` by at least ``min_gain``."""
-    yield from _more_memory(judge, routes, min_gain)
-    yield from _route_affinity(judge, window, routes, min_gain)
-    yield from _widen_salt(judge, window, routes, min_gain)
-
-
-def _more_memory(judge: Judge, routes: Sequence[RouteWindow], min_gain: float) -> Iterator[Operation]:
+def more_memory(traffic: Traffic) -> Iterator[Operation]:
+    """Suggest the least memory that brings most of what endless memory would."""
+    judge, routes, min_gain = traffic.judge, traffic.routes, traffic.min_gain
     blocks = judge.serving.num_blocks
     if blocks is None:
         return
-    endless = judge.served(dataclasses.replace(judge.serving, num_blocks=None))
+    endless = judge.endless
     route = _gaining_most(judge, endless, routes)
     most = Effect(judge.now, endless, route).least_gain
     if most < min_gain:
@@ -61,16 +44,15 @@ def _more_memory(judge: Judge, routes: Sequence[RouteWindow], min_gain: float) -
                 kind=MORE_MEMORY,
                 effect=effect,
                 change={"blocks": wanted},
-                evidence=_evidence(effect)
+                evidence=told(effect)
                 | {"blocks_now": blocks, "hit_rate_without_limit": endless.hit_rate(route.positions)},
             )
             return
 
 
-def _route_affinity(
-    judge: Judge, window: Window, routes: Sequence[RouteWindow], min_gain: float
-) -> Iterator[Operation]:
+def route_affinity(traffic: Traffic) -> Iterator[Operation]:
     """Suggest to keep sessions, or else equal beginnings, on one of the engines that serve their model."""
+    judge, window, min_gain = traffic.judge, traffic.window, traffic.min_gain
     engines: dict[str, set[str]] = {}
     for prompt in window.prompts:
         engines.setdefault(_model(prompt), set()).add(prompt.engine)
@@ -90,7 +72,7 @@ def _route_affinity(
         Routing.SESSION: judge.served(dataclasses.replace(judge.serving, engine=by_session)),
         Routing.PREFIX: judge.served(dataclasses.replace(judge.serving, engine=by_prefix)),
     }
-    for route in routes:
+    for route in traffic.routes:
         replicas = sorted({window.prompts[at].engine for at in route.positions})
         if len(replicas) == 1:
             continue
@@ -104,14 +86,13 @@ def _route_affinity(
                 kind=ROUTE_AFFINITY,
                 effect=effect,
                 change={"routing": routing.value},
-                evidence=_evidence(effect) | {"replicas": len(replicas)},
+                evidence=told(effect) | {"replicas": len(replicas)},
             )
 
 
-def _widen_salt(
-    judge: Judge, window: Window, routes: Sequence[RouteWindow], min_gain: float
-) -> Iterator[Operation]:
+def widen_salt(traffic: Traffic) -> Iterator[Operation]:
     """Suggest one salt a tenant where a tenant's requests have several; never one for several tenants."""
+    judge, window, min_gain = traffic.judge, traffic.window, traffic.min_gain
 
     def by_tenant(prompt: Prompt) -> str | None:
         return prompt.salt if prompt.salt is None or prompt.tenant is None else f"tenant {prompt.tenant}"
@@ -123,7 +104,7 @@ def _widen_salt(
     if all(len(found) < _FEWEST_SALTS for found in salts.values()):
         return
     after = judge.served(dataclasses.replace(judge.serving, salt=by_tenant))
-    for route in routes:
+    for route in traffic.routes:
         effect = Effect(judge.now, after, route)
         if effect.least_gain >= min_gain:
             found = [window.prompts[at] for at in route.positions]
@@ -131,7 +112,7 @@ def _widen_salt(
                 kind=WIDEN_SALT,
                 effect=effect,
                 change={"cache_salt": "tenant"},
-                evidence=_evidence(effect)
+                evidence=told(effect)
                 | {
                     "salts": len({prompt.salt for prompt in found}),
                     "tenants": len({prompt.tenant for prompt in found}),
@@ -140,23 +121,7 @@ def _widen_salt(
 
 
 def _gaining_most(judge: Judge, after: Outcome, routes: Sequence[RouteWindow]) -> RouteWindow:
-    return max(routes, key=lambda route: _saved(Effect(judge.now, after, route)))
-
-
-def _saved(effect: Effect) -> int:
-    return sum(effect.before.uncached(at) - effect.after.uncached(at) for at in effect.route.positions)
-
-
-def _evidence(effect: Effect) -> dict[str, Any]:
-    """Return what every suggestion tells; no place in the prompt is at fault here."""
-    return {
-        "requests": len(effect.route.positions),
-        "window_seconds": effect.route.window_seconds,
-        "tokens_lost": _saved(effect),
-        "hit_rate_window_before": effect.before.hit_rate(),
-        "hit_rate_window_after": effect.after.hit_rate(),
-        "window_capped": effect.route.capped,
-    }
+    return max(routes, key=lambda route: Effect(judge.now, after, route).saved)
 
 
 def _model(prompt: Prompt) -> str:

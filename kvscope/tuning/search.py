@@ -5,7 +5,7 @@ stay without loss, so that a change moves as little as it must.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvscope.model.prompt import Risk, TransformSpec
 from kvscope.prompts.transforms import risk_of
@@ -144,3 +144,18 @@ def _without_idle(rough: Judge, route: RouteWindow, change: Change, slack: float
 
 def _rate(outcome: Outcome, route: RouteWindow) -> float:
     return outcome.hit_rate(route.newer_half)
+
+
+def merged(specs: Iterable[TransformSpec]) -> tuple[TransformSpec, ...]:
+    """Return ``specs`` without repetition; moves of lines of one role become one."""
+    merged: dict[tuple[str, str], TransformSpec] = {}
+    for spec in specs:
+        role = str(spec.params.get("role", ""))
+        known = merged.get((spec.kind, role))
+        if known is not None and "line_keys" in spec.params:
+            keys = sorted({*known.params["line_keys"], *spec.params["line_keys"]})
+            merged[spec.kind, role] = TransformSpec(kind=spec.kind, params={**spec.params, "line_keys": keys})
+        else:
+            params = {**known.params, **spec.params} if known is not None else spec.params
+            merged[spec.kind, role] = TransformSpec(kind=spec.kind, params=params)
+    return tuple(merged[key] for key in sorted(merged))
