@@ -36,18 +36,31 @@ class Demand:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Layers that take their blocks together; ``reach`` is their window or chunk in tokens, None: all."""
+
+    kind: str
+    block_size: int  # tokens
+    reach: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
-    """One block of the pool, and how many a request of the demanded length takes."""
+    """One block of the pool, how many a request of the demanded length takes, and for which groups.
+
+    ``groups`` stand in the engine's order: by the kinds' first layers.
+    """
 
     block_size: int  # tokens in a block of full attention; may be more than asked, to hold a state
     block_bytes: int
     blocks_per_request: int
+    groups: tuple[LayerGroup, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Pages:
+    group: LayerGroup
     layers: int
-    block_size: int
     page_bytes: int
     blocks: int
 
@@ -63,6 +76,7 @@ def plan_blocks(layers: Sequence[LayerBlocks], demand: Demand) -> BlockPlan:
             block_size=block_size,
             block_bytes=sum(page.layers * page.page_bytes for page in pages),
             blocks_per_request=max((page.blocks for page in pages), default=0),
+            groups=tuple(page.group for page in pages[:1]),
         )
     widest = max(layer.token_bytes * block_size or layer.state_bytes for layer in layers)
     pages = [_pages(layer, block_size, widest, demand, mixed=bool(growing)) for layer in layers]
@@ -87,15 +101,16 @@ def _pages(layer: LayerBlocks, block_size: int, widest: int | None, demand: Dema
         kept = _STATES_OF_MAMBA2 if layer.kind == "mamba2" else _STATES_WITH_PREFIX_CACHING
         blocks = kept if mixed and demand.prefix_caching else 1
         page = widest or layer.state_bytes
-        return _Pages(layers=layer.layers, block_size=block_size, page_bytes=page, blocks=blocks)
+        group = LayerGroup(kind=layer.kind, block_size=block_size, reach=None)
+        return _Pages(group=group, layers=layer.layers, page_bytes=page, blocks=blocks)
     page = layer.token_bytes * block_size
     if widest is not None and widest > page:
         if widest % page == 0:
             block_size *= widest // page  # a smaller page takes more tokens
         page = widest  # or is padded
-    return _Pages(
-        layers=layer.layers, block_size=block_size, page_bytes=page, blocks=_held(layer, block_size, demand)
-    )
+    group = LayerGroup(kind=layer.kind, block_size=block_size, reach=layer.reach)
+    held = _held(layer, block_size, demand)
+    return _Pages(group=group, layers=layer.layers, page_bytes=page, blocks=held)
 
 
 def _held(layer: LayerBlocks, block_size: int, demand: Demand) -> int:
@@ -120,4 +135,5 @@ def _grouped(pages: Sequence[_Pages], block_size: int) -> BlockPlan:
         block_size=block_size,
         block_bytes=max(-(-page.layers // count) * page.page_bytes for count, page in groups),
         blocks_per_request=sum(count * page.blocks for count, page in groups),
+        groups=tuple(page.group for count, page in groups for _ in range(count)),
     )

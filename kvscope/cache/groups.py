@@ -9,7 +9,8 @@ As vLLM 0.32 coordinates them (read; a test drives its ``KVCacheManager`` beside
   blocks of its last window, so it searches from the right. A hit is what all groups agree on; with more than
   one group it ends on a multiple of all block sizes.
 - Blocks before the window are given back while the request runs, and only those are cached that a later hit
-  could use: the last window before each multiple of all block sizes.
+  could use: the last window before each multiple of all block sizes ("dense"), or by default only before the
+  prompt's end and before the end of what other requests begin with, too, as one lookup told.
 """
 
 import dataclasses
@@ -49,14 +50,17 @@ class _Running:
     blocks: list[list[int]]
     cached: list[int]
     computed: int
+    ends: tuple[int, ...]  # tokens: where a later hit may end even where windows are not kept densely
 
 
 class GroupedPool:
     """The blocks of one engine with ``groups``; ``num_blocks`` counts the null block, None is without limit.
 
     ``max_in_flight_tokens`` (the engine's largest batch) bounds what a sliding window is taken to need when
-    a request is let in. ``on_evict`` is called with a group's number and a chain id. Raises ``UsageError``
-    for no groups, and for sizes below 1.
+    a request is let in. ``retention`` is vLLM's ``--prefix-cache-retention-interval``: windows are cached at
+    each multiple of so many tokens and at prompts' ends, 0: at the latter alone, None: densely. ``on_evict``
+    is called with a group's number and a chain id. Raises ``UsageError`` for no groups, for sizes below 1 and
+    for a ``retention`` where no hit could end.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class GroupedPool:
         num_blocks: int | None = None,
         *,
         max_in_flight_tokens: int | None = None,
+        retention: int | None = 0,
         on_evict: Callable[[GroupKey], None] | None = None,
     ) -> None:
         if not groups:
@@ -75,6 +80,9 @@ class GroupedPool:
         self.groups = tuple(groups)
         self.hash_block_size = math.gcd(*(group.block_size for group in groups))
         self.hit_step = math.lcm(*(group.block_size for group in groups))
+        if retention is not None and (retention < 0 or retention % self.hit_step):
+            raise UsageError(f"windows are kept every multiple of {self.hit_step} tokens, not {retention}")
+        self._retention = retention
         self._max_in_flight_tokens = max_in_flight_tokens
         self._blocks: Blocks[GroupKey] = Blocks(num_blocks, on_evict=on_evict)
         self._running: dict[str, _Running] = {}
@@ -83,6 +91,11 @@ class GroupedPool:
         self._kinds = [
             (kind, [at for at, group in enumerate(self.groups) if group == kind]) for kind in kinds
         ]
+
+    @property
+    def evictions(self) -> int:
+        """Blocks evicted so far, those of all groups."""
+        return self._blocks.evictions
 
     @property
     def free_blocks(self) -> int | None:
@@ -106,14 +119,18 @@ class GroupedPool:
         *,
         lookup: bool = True,
         chunk_tokens: int | None = None,
+        asked_tokens: int | None = None,
     ) -> int | None:
         """Let a request in and return its hit tokens, or None while its prompt does not fit.
 
-        ``chain`` holds the ids of the prompt's full hash blocks. The rest is as ``BlockPool.admit`` says.
+        ``chain`` holds the ids of the prompt's full hash blocks. ``asked_tokens`` are the prompt's own where
+        a preempted request comes again with more. The rest is as ``BlockPool.admit`` says.
         """
         if request_id in self._running:
             raise UsageError(f"request {request_id!r} is running; finish it before it comes again")
-        hit, found = self._lookup(chain, prompt_tokens) if lookup else (0, [[] for _ in self.groups])
+        hit, longest, found = (
+            self._lookup(chain, prompt_tokens) if lookup else (0, 0, [[] for _ in self.groups])
+        )
         first = prompt_tokens if chunk_tokens is None else min(prompt_tokens, hit + chunk_tokens)
         whole = sum(
             self._needed(group, blocks, hit, prompt_tokens, capped=True)
@@ -129,7 +146,11 @@ class GroupedPool:
             skipped = min(group.skipped(hit), len(blocks))
             blocks[:skipped] = [NULL] * skipped
             self._blocks.hold(blocks)
-        running = _Running(found, [len(blocks) for blocks in found], hit)
+        ends = [(prompt_tokens if asked_tokens is None else asked_tokens) - 1]
+        if longest > hit:  # a beginning that others share and of which windows were not cached
+            ends.append(longest)
+        aligned = tuple(end - end % self.hit_step for end in ends)
+        running = _Running(found, [len(blocks) for blocks in found], hit, aligned)
         self._running[request_id] = running
         self._grow(running, chain, first)
         return hit
@@ -164,13 +185,13 @@ class GroupedPool:
                 "name more blocks"
             )
 
-    def _lookup(self, chain: Sequence[int], prompt_tokens: int) -> tuple[int, list[list[int]]]:
-        """Return the hit tokens and each group's blocks; ``NULL`` where a window needs none.
+    def _lookup(self, chain: Sequence[int], prompt_tokens: int) -> tuple[int, int, list[list[int]]]:
+        """Return the hit tokens, the most that any kind has, and each group's blocks; ``NULL`` for no need.
 
         Each kind of group may shorten what the ones before it found; then all look again. vLLM stops after
         one round where there are just two kinds, one of them full attention.
         """
-        hit = max(prompt_tokens - 1, 0)
+        hit, longest = max(prompt_tokens - 1, 0), 0
         found: list[list[int]] = [[] for _ in self.groups]
         looked: set[int] = set()
         while True:
@@ -182,6 +203,7 @@ class GroupedPool:
                 looked.add(members[0])
                 blocks = self._found(kind, members, chain, length)
                 length = len(blocks[0]) * kind.block_size
+                longest = max(longest, length)
                 for member, mine in zip(members, blocks, strict=True):
                     found[member] = mine
             shorter, hit = length < hit, length
@@ -189,7 +211,7 @@ class GroupedPool:
                 break
         for group, kept in zip(self.groups, found, strict=True):
             del kept[hit // group.block_size :]
-        return hit, found
+        return hit, longest, found
 
     def _found(
         self, kind: Group, members: Sequence[int], chain: Sequence[int], most_tokens: int
@@ -268,13 +290,16 @@ class GroupedPool:
             step = group.block_size // self.hash_block_size
             for place in range(running.cached[at], full):
                 block = running.blocks[at][place]
-                if block != NULL and self._reachable(group, place):
+                if block != NULL and self._reachable(group, place, running.ends):
                     self._blocks.cache(block, (at, chain[(place + 1) * step - 1]))
             running.cached[at] = max(running.cached[at], full)
 
-    def _reachable(self, group: Group, place: int) -> bool:
-        """Whether a later hit, which ends on a multiple of all block sizes, could need the block."""
-        segment = self.hit_step // group.block_size
-        if group.window is None or group.window_blocks >= segment:
+    def _reachable(self, group: Group, place: int, ends: Sequence[int]) -> bool:
+        """Whether a later hit that is provided for could need the block."""
+        if group.window is None:
             return True
-        return place % segment >= segment - group.window_blocks
+        segment = (self.hit_step if self._retention is None else self._retention) // group.block_size
+        if segment and place % segment >= segment - group.window_blocks:
+            return True
+        last = [end // group.block_size for end in ends] if self._retention is not None else []
+        return any(end - group.window_blocks <= place < end for end in last)

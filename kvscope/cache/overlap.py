@@ -5,6 +5,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
+from kvscope.cache.groups import Group, GroupedPool
 from kvscope.cache.hashing import ChainMemo
 from kvscope.cache.pool import BlockPool
 from kvscope.cache.replay import (
@@ -56,22 +57,48 @@ def replay_overlapping(
     parameters and errors are those of ``replay``. On recordings of vLLM 0.32 this gives 160 of 160 requests
     of four clients, and 219 of 220 of three, what the engine reported.
     """
-    engine = _Engine(BlockPool(block_size, num_blocks, uncached_first=uncached_first, on_evict=on_evict))
-    tally = Tally(block_size)
+    pool = BlockPool(block_size, num_blocks, uncached_first=uncached_first, on_evict=on_evict)
+    return _replayed(requests, _Engine(pool, block_size))
+
+
+def replay_groups(
+    requests: Sequence[TimedRequest],
+    groups: Sequence[Group],
+    *,
+    num_blocks: int | None = None,
+    batched_tokens: int | None = None,
+    retention: int | None = 0,
+) -> ReplayResult:
+    """Replay ``requests`` on an engine whose layers are in ``groups``, else as ``replay_overlapping``.
+
+    A prompt is computed in parts of ``batched_tokens`` (the engine's largest batch), else at once: blocks
+    before a window are given back between two parts. ``retention`` is ``GroupedPool``'s. Blocks are counted
+    in steps of the groups' common size.
+    """
+    pool = GroupedPool(groups, num_blocks, max_in_flight_tokens=batched_tokens, retention=retention)
+    return _replayed(requests, _Engine(pool, pool.hash_block_size, batched_tokens))
+
+
+def _replayed(requests: Sequence[TimedRequest], engine: "_Engine") -> ReplayResult:
+    tally = Tally(engine.block_size)
     for each in sorted(requests, key=lambda each: each.at):
         tally.add(each.request, engine.take(each))
     return tally.result(engine.pool.evictions)
 
 
 class _Engine:
-    """A block pool and the requests that run on it, by their ends."""
+    """A block pool and the requests that run on it, by their ends; chains are in steps of ``block_size``."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(
+        self, pool: BlockPool | GroupedPool, block_size: int, batched_tokens: int | None = None
+    ) -> None:
         self.pool = pool
+        self.block_size = block_size
+        self._batched_tokens = batched_tokens
         self._memo = ChainMemo()
         self._stand_ins = itertools.count(UNKNOWN_TOKENS)
         self._numbers = itertools.count()
-        self._running: list[tuple[float, int, str, list[int], int]] = []
+        self._running: list[tuple[float, int, str, list[int], range]] = []
         self._keys: set[str] = set()
 
     def take(self, timed: TimedRequest) -> int:
@@ -83,21 +110,47 @@ class _Engine:
         key = request.request_id
         if key in self._keys:  # a client may send an id again while it is still in use
             key = f"{key} ({number})"
-        chain = computed_chain(request, self.pool.block_size, self._stand_ins, memo=self._memo)
-        hit = self.pool.admit(key, chain, len(request.tokens), lookup=request.lookup)
-        while hit is None:
-            if not self._running:
-                raise UsageError(f"request {key!r} found no free blocks in an idle pool")
-            self._finish()
-            hit = self.pool.admit(key, chain, len(request.tokens), lookup=request.lookup)
+        chain = computed_chain(request, self.block_size, self._stand_ins, memo=self._memo)
+        hit = self._compute(key, chain, request)
         end = timed.at if timed.finished_at is None else timed.finished_at
-        heapq.heappush(self._running, (end, number, key, chain, computed_tokens(request)))
+        steps = self._steps(request)
+        if len(steps) > 1:  # the first token follows soon: what it no longer looks at is given back by then
+            self.pool.extend(key, chain, steps[0])
+        heapq.heappush(self._running, (end, number, key, chain, steps))
         self._keys.add(key)
         return hit
 
+    def _compute(self, key: str, chain: list[int], request: ReplayRequest) -> int:
+        """Let a request in and compute its prompt; others end where it finds too few free blocks."""
+        prompt_tokens, part = len(request.tokens), self._batched_tokens
+        while (
+            hit := self.pool.admit(key, chain, prompt_tokens, lookup=request.lookup, chunk_tokens=part)
+        ) is None:
+            self._make_room(key)
+        if part is not None:
+            for computed in range(hit + 2 * part, prompt_tokens + part, part):
+                while not self.pool.extend(key, chain, min(computed, prompt_tokens)):
+                    self._make_room(key)
+        return hit
+
+    def _make_room(self, key: str) -> None:
+        if not self._running:
+            raise UsageError(f"request {key!r} found no free blocks in an idle pool")
+        self._finish()
+
+    def _steps(self, request: ReplayRequest) -> range:
+        """Return the numbers of computed tokens by which a request's generated tokens are told to the pool.
+
+        Each counts where blocks leave a window meanwhile; else the last one tells all.
+        """
+        first, last = len(request.tokens) + 1, computed_tokens(request)
+        return range(first, last + 1) if isinstance(self.pool, GroupedPool) else range(last, last + 1)
+
     def _finish(self) -> None:
         """End the request that ends next; where too few blocks are free its last tokens leave no trace."""
-        _, _, key, chain, tokens = heapq.heappop(self._running)
-        self.pool.extend(key, chain, tokens)
+        _, _, key, chain, steps = heapq.heappop(self._running)
+        for tokens in steps:
+            if not self.pool.extend(key, chain, tokens):
+                break
         self.pool.finish(key)
         self._keys.discard(key)

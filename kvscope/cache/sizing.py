@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from kvscope.cache.block_sizing import Demand, LayerBlocks, plan_blocks
+from kvscope.cache.block_sizing import BlockPlan, Demand, LayerBlocks, LayerGroup, plan_blocks
 from kvscope.cache.shapes import Attention, KvDtype, Layer, ModelShape, State
 from kvscope.errors import UsageError
 
@@ -77,15 +77,7 @@ def size(shape: ModelShape, options: SizeOptions) -> Sizing:
     held = sum(layer.bytes for layer in layers)
     whole = held if options.tensor_parallel == 1 else _whole_model_bytes(shape, options)
     naive = dtype.plain_bytes(shape.num_layers * shape.hidden_size * 2 * options.tokens)
-    plan = plan_blocks(
-        _blocks(layers),
-        Demand(
-            tokens=options.tokens,
-            block_size=options.block_size,
-            batched_tokens=options.batched_tokens,
-            prefix_caching=options.prefix_caching,
-        ),
-    )
+    plan = _plan(layers, options)
     memory = options.gpu_memory_bytes
     num_blocks = memory // plan.block_bytes if memory is not None and plan.block_bytes else None
     fits = None if num_blocks is None else num_blocks // plan.blocks_per_request
@@ -114,6 +106,21 @@ def size(shape: ModelShape, options: SizeOptions) -> Sizing:
         layers=layers,
         notes=shape.notes + _notes(options, plan.block_size, num_blocks, plan.blocks_per_request),
     )
+
+
+def layer_groups(shape: ModelShape, options: SizeOptions) -> tuple[LayerGroup, ...]:
+    """Return the groups in which the model's layers take their blocks, in the engine's order."""
+    return _plan(_layer_sizes(shape, options, options.dtype or shape.cache_dtype), options).groups
+
+
+def _plan(layers: Sequence[LayerSize], options: SizeOptions) -> BlockPlan:
+    demand = Demand(
+        tokens=options.tokens,
+        block_size=options.block_size,
+        batched_tokens=options.batched_tokens,
+        prefix_caching=options.prefix_caching,
+    )
+    return plan_blocks(_blocks(layers), demand)
 
 
 def _layer_sizes(shape: ModelShape, options: SizeOptions, dtype: KvDtype) -> tuple[LayerSize, ...]:

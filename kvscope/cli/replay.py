@@ -1,6 +1,7 @@
 """``kvscope replay``: what the requests of log files and traces would have hit."""
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from kvscope.analysis.offline.load import Encoder
 from kvscope.analysis.offline.replay_files import replay_files, replay_stored
 from kvscope.analysis.offline.report import ReplayOptions, ReplayReport
 from kvscope.analysis.offline.what_ifs import WhatIfs
+from kvscope.cache.groups import Group
+from kvscope.cache.model_config import read_shape
+from kvscope.cache.model_files import load_config
 from kvscope.cache.policies import POLICIES
+from kvscope.cache.shapes import ModelShape
 from kvscope.cli.common import (
     db_option,
     emit_json,
@@ -60,6 +65,18 @@ _SHOWN_DIFFERENCES = 5
     type=click.Path(path_type=Path),
     help="The engine's KV-cache events as JSON lines, for the order in which it let the requests in.",
 )
+@click.option(
+    "--layers",
+    metavar="CONFIG",
+    help="The model, where layers attend to a sliding window: a preset or a config.json, as of kvscope size. "
+    "Its groups of layers then share the pool. Default: full attention.",
+)
+@click.option(
+    "--batched-tokens",
+    type=click.IntRange(min=1),
+    help="With --layers, vLLM's --max-num-batched-tokens: longer prompts are computed in parts. Default: no "
+    "prompt is longer.",
+)
 @what_if_options
 @db_option
 @since_option
@@ -73,6 +90,8 @@ def replay(
     tokenizer: str | None,
     per_request: bool,
     kv_events: Path | None,
+    layers: str | None,
+    batched_tokens: int | None,
     what_ifs: WhatIfs,
     db: str | None,
     since: str | None,
@@ -93,6 +112,8 @@ def replay(
         per_request=per_request,
         kv_events=() if kv_events is None else tuple(read_event_log(kv_events)),
         what_ifs=what_ifs,
+        layers=None if layers is None else _shape(layers),
+        batched_tokens=batched_tokens,
         tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
     )
     if files and (db is not None or since is not None):
@@ -116,14 +137,24 @@ def _tokenizer(name: str) -> Encoder:
     return named_tokenizer(name)
 
 
+def _shape(name: str) -> ModelShape:
+    found, config = load_config(name)
+    return read_shape(config, name=found)
+
+
 def _document(report: ReplayReport) -> dict[str, Any]:
     document = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
-    for optional in ("per_request", "points", "points_exactness", "agreement"):
+    for optional in ("per_request", "points", "points_exactness", "agreement", "groups"):
         if document[optional] is None:
             del document[optional]
     document |= what_if_json(document.pop("what_ifs"))
     document["skipped"] = skipped_json(report.skipped)
     return document
+
+
+def _group(group: Group) -> str:
+    layers = "full attention" if group.window is None else f"window of {group.window:,} tokens"
+    return f"{layers} in blocks of {group.block_size}"
 
 
 def _show(report: ReplayReport) -> None:
@@ -142,6 +173,10 @@ def _show(report: ReplayReport) -> None:
         ],
         empty="nothing",
     )
+    if report.groups is not None:
+        counts = Counter(report.groups)
+        told = ", ".join(f"{count} × {_group(group)}" for group, count in counts.items())
+        click.echo(f"groups of layers: {told}")
     if report.agreement is not None:
         click.echo(
             f"{report.agreement.equal:,} of {report.agreement.compared:,} requests as the engine recorded"

@@ -6,8 +6,9 @@ from pathlib import Path
 from kvscope.analysis.offline.importing import logged
 from kvscope.analysis.offline.load import Loaded, load, load_requests
 from kvscope.analysis.offline.replay_blocks import report_on_blocks
-from kvscope.analysis.offline.replay_prompts import report_on_prompts
+from kvscope.analysis.offline.replay_prompts import ENGINE_POLICIES, report_on_prompts
 from kvscope.analysis.offline.report import Evidence, ReplayOptions, ReplayReport
+from kvscope.analysis.offline.what_ifs import WhatIfs
 from kvscope.cache.policies import POLICIES
 from kvscope.errors import UsageError
 from kvscope.model.prompt_blocks import PromptBlocks
@@ -47,13 +48,36 @@ def replay_loaded(loaded: Loaded, options: ReplayOptions) -> ReplayReport:
     evidence = Evidence()
     _note_order(loaded, evidence)
     if loaded.builder is not None:
+        if options.layers is not None:
+            raise UsageError(
+                "--layers is for text and tokens: block ids of a trace tell of no group of layers"
+            )
         return report_on_blocks(loaded.builder, loaded, options, evidence)
     return report_on_prompts(loaded, options, evidence)
 
 
 def _check(options: ReplayOptions) -> None:
+    if options.layers is None and options.batched_tokens is not None:
+        raise UsageError("--batched-tokens is of the groups of layers: name the model with --layers")
+    if options.layers is not None:
+        _check_layers(options)
     if options.policy not in POLICIES:
         raise UsageError(f"no policy {options.policy!r}; known are {', '.join(POLICIES)}")
+
+
+def _check_layers(options: ReplayOptions) -> None:
+    one_group = [
+        name
+        for name, asked in (
+            ("--curve", options.curve),
+            ("--kv-events", bool(options.kv_events)),
+            (f"--policy {options.policy}", options.policy not in ENGINE_POLICIES),
+            ("what-if questions (--lower-blocks, --replicas, ...)", options.what_ifs != WhatIfs()),
+        )
+        if asked
+    ]
+    if one_group:
+        raise UsageError(f"--layers replays the engine's own pool: leave out {', '.join(one_group)}, or it")
 
 
 def _note_order(loaded: Loaded, evidence: Evidence) -> None:

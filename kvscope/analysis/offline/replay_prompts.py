@@ -1,7 +1,9 @@
 """Prompts as tokens, replayed through the model of the engine's block pool."""
 
 import dataclasses
+import functools
 import itertools
+import math
 from collections.abc import Sequence
 
 from kvscope.analysis.offline.differences import differences
@@ -19,8 +21,10 @@ from kvscope.analysis.offline.token_check import TokenCheck
 from kvscope.analysis.offline.what_ifs import Traffic, WhatIfRows, WhatIfs, answered, notes
 from kvscope.cache.admissions import admissions
 from kvscope.cache.curve import capacity_curve
+from kvscope.cache.groups import Group
 from kvscope.cache.hashing import ChainMemo
-from kvscope.cache.overlap import TimedRequest, overlapping, replay_overlapping
+from kvscope.cache.model_groups import model_groups
+from kvscope.cache.overlap import TimedRequest, overlapping, replay_groups, replay_overlapping
 from kvscope.cache.policies import hit_blocks
 from kvscope.cache.replay import (
     UNKNOWN_TOKENS,
@@ -32,7 +36,7 @@ from kvscope.cache.replay import (
 from kvscope.cache.traces import BlockTrace, TraceBuilder
 from kvscope.errors import UsageError
 
-_ENGINE_POLICIES = ("lru", "infinite")
+ENGINE_POLICIES = ("lru", "infinite")
 _NULL_BLOCKS = 1
 
 
@@ -48,13 +52,16 @@ def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence
     timed = _with_zeros([each.timed for each in loaded.prompts], evidence)
     timed = _in_order(timed, options, block_size, evidence)
     num_blocks = None if options.policy == "infinite" else options.num_blocks
-    by_engine = options.policy in _ENGINE_POLICIES
+    by_engine = options.policy in ENGINE_POLICIES
     # without a limit and without overlap nothing depends on the pool's order: the quick way gives the same
-    quick = num_blocks is None and not overlapping(timed)
+    groups = None if options.layers is None else model_groups(options.layers, block_size)
+    quick = num_blocks is None and groups is None and not overlapping(timed)
     trace = None
     if options.curve or quick or not by_engine:
         trace = _as_trace(timed, block_size)
-    if trace is not None and quick:
+    if groups is not None:
+        result = _through_groups(timed, groups, num_blocks, options.batched_tokens, evidence)
+    elif trace is not None and quick:
         result = _under_policy(timed, trace, "infinite", None)
     elif trace is None or by_engine:
         result = _through_pool(timed, block_size, num_blocks, evidence)
@@ -64,7 +71,8 @@ def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence
             "a plain cache of blocks under another policy than the engine's; requests do not overlap"
         )
         result = _under_policy(timed, trace, options.policy, usable)
-    agreement = _explained(_agreement(result), timed, result, block_size, options)
+    step = block_size if groups is None else math.lcm(*(group.block_size for group in groups))
+    agreement = _explained(_agreement(result), timed, result, step, options)
     what_ifs = _what_ifs(timed, trace, loaded, options, evidence)
     if not result.exact:
         evidence.estimate(
@@ -90,6 +98,7 @@ def report_on_prompts(loaded: Loaded, options: ReplayOptions, evidence: Evidence
         points_exactness=None,
         skipped=tuple(loaded.skipped),
         what_ifs=what_ifs,
+        groups=groups,
     )
     if trace is None or not options.curve:
         return report
@@ -153,6 +162,28 @@ def _in_order(
     return list(found.requests)
 
 
+def _through_groups(
+    timed: Sequence[TimedRequest],
+    groups: Sequence[Group],
+    num_blocks: int | None,
+    batched_tokens: int | None,
+    evidence: Evidence,
+) -> ReplayResult:
+    """Replay as vLLM keeps windows by default, or densely where the recorded counts clearly say so."""
+    replayed = functools.partial(
+        replay_groups, timed, groups, num_blocks=num_blocks, batched_tokens=batched_tokens
+    )
+    result = replayed()
+    agreement = _agreement(result)
+    if agreement is None or agreement.equal == agreement.compared:
+        return result
+    dense = replayed(retention=None)
+    if not _fits_better(dense, agreement):
+        return result
+    evidence.note("windows are kept wherever a hit may end: that fits the recorded counts")
+    return dense
+
+
 def _through_pool(
     timed: Sequence[TimedRequest], block_size: int, num_blocks: int | None, evidence: Evidence
 ) -> ReplayResult:
@@ -162,11 +193,16 @@ def _through_pool(
     if num_blocks is None or agreement is None or agreement.equal == agreement.compared:
         return result
     older = replay_overlapping(timed, block_size=block_size, num_blocks=num_blocks, uncached_first=False)
-    fits = _agreement(older)
-    if fits is None or 2 * (fits.compared - fits.equal) >= agreement.compared - agreement.equal:
+    if not _fits_better(older, agreement):
         return result
     evidence.note("freed blocks queue as in vLLM 0.23 and before: that fits the recorded counts")
     return older
+
+
+def _fits_better(other: ReplayResult, than: Agreement) -> bool:
+    """Whether fewer than half as many requests differ from the recorded counts."""
+    fits = _agreement(other)
+    return fits is not None and 2 * (fits.compared - fits.equal) < than.compared - than.equal
 
 
 def _under_policy(

@@ -8,7 +8,9 @@ from kvscope.analysis.offline.differences import Difference
 from kvscope.analysis.offline.load import Encoder
 from kvscope.analysis.offline.what_ifs import WhatIfRows, WhatIfs
 from kvscope.cache.curve import Curve, CurvePoint
+from kvscope.cache.groups import Group
 from kvscope.cache.replay import ReplayedRequest
+from kvscope.cache.shapes import ModelShape
 from kvscope.model.telemetry import CacheEventBatch
 
 EXACT, ESTIMATED = "exact", "estimated"
@@ -19,7 +21,8 @@ class ReplayOptions:
     """How to replay. ``num_blocks`` is the engine's count for text and tokens; None means without limit.
 
     ``watch`` hears of the bytes that were read. ``kv_events`` are the engine's own: they tell in which order
-    it let the requests in.
+    it let the requests in. ``layers`` is the model whose groups of layers share the pool, None: one group of
+    full attention; ``batched_tokens`` is then the engine's largest batch, None: no prompt is larger.
     """
 
     num_blocks: int | None = None
@@ -31,6 +34,8 @@ class ReplayOptions:
     watch: Watch | None = None
     kv_events: tuple[CacheEventBatch, ...] = ()
     what_ifs: WhatIfs = dataclasses.field(default_factory=WhatIfs)
+    layers: ModelShape | None = None
+    batched_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,7 @@ class Agreement:
 class ReplayReport:
     """The outcome; ``notes`` say what the figures rest on. ``per_request`` and ``points`` where asked for.
 
+    ``groups`` are those of the layers, where a model was named.
     ``exactness`` is ``exact`` where the prompts' blocks are known for certain and, if the engine's own counts
     are there, all agree; else ``estimated``. Rates are None where nothing was looked up.
     """
@@ -67,6 +73,7 @@ class ReplayReport:
     points_exactness: str | None
     skipped: tuple[BadLine, ...]
     what_ifs: WhatIfRows
+    groups: tuple[Group, ...] | None = None
 
 
 class Evidence:

@@ -41,7 +41,14 @@ class Model(Protocol):
 class Engine:
     """vLLM's manager of the cache and the model of it, which must agree after each step."""
 
-    def __init__(self, groups: Sequence[Group], blocks: int, in_flight: int | None, single: bool) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        blocks: int,
+        in_flight: int | None,
+        single: bool,
+        retention: int | None = None,
+    ) -> None:
         import torch
         from vllm.utils.hashing import sha256_cbor
         from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -62,7 +69,11 @@ class Engine:
             )
         else:
             self.model = GroupedPool(
-                groups, blocks, max_in_flight_tokens=in_flight, on_evict=self.evicted.append
+                groups,
+                blocks,
+                max_in_flight_tokens=in_flight,
+                retention=retention,
+                on_evict=self.evicted.append,
             )
         self.groups = groups
         sizes = GroupedPool(groups)
@@ -79,6 +90,7 @@ class Engine:
                 num_blocks=blocks,
                 kv_cache_tensors=[],
                 kv_cache_groups=[KVCacheGroupSpec([str(at)], spec) for at, spec in enumerate(specs)],
+                prefix_cache_retention_interval=retention,
             ),
             max_model_len=8192,
             scheduler_block_size=sizes.hit_step,
@@ -108,11 +120,12 @@ class Engine:
         return chain
 
     def admit(self, request: Any, chunk: int) -> int | None:
-        found, hit, _ = self.vllm.get_computed_blocks(request)
+        found, hit, request.shared_prefix_boundary = self.vllm.get_computed_blocks(request)
         new = min(request.num_tokens - hit, chunk)
         slots = self.vllm.allocate_slots(request, new, hit, found, full_sequence_must_fit=True)
+        asked = {} if isinstance(self.model, BlockPool) else {"asked_tokens": request.num_prompt_tokens}
         got = self.model.admit(
-            request.request_id, self.chain(request), request.num_tokens, chunk_tokens=chunk
+            request.request_id, self.chain(request), request.num_tokens, chunk_tokens=chunk, **asked
         )
         assert got == (None if slots is None else hit)
         if got is not None:
@@ -217,15 +230,17 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("retention", [None, 0, 48])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_hits_free_blocks_and_evictions(name: str) -> None:
+def test_the_same_hits_free_blocks_and_evictions(name: str, retention: int | None) -> None:
     groups, in_flight = MODELS[name]
     hits = refused = 0
     for seed in range(6):
-        engine = Engine(groups, enough(groups), in_flight, single=False)
+        kept = None if groups == [FULL] else retention  # vLLM refuses it without a window
+        engine = Engine(groups, enough(groups), in_flight, single=False, retention=kept)
         found, turned_away = play(engine, seed, 100)
         hits, refused = hits + found, refused + turned_away
-    assert hits > 500  # else the runs would show little
+    assert hits > (500 if retention is None else 150)  # else the runs would show little
     assert refused > 5
 
 
@@ -245,7 +260,9 @@ def test_the_pool_of_one_group_does_the_same() -> None:
         min_size=1,
         max_size=4,
     ),
+    st.booleans(),
     st.integers(min_value=0, max_value=1 << 32),
 )
-def test_any_groups(groups: list[Group], seed: int) -> None:
-    play(Engine(groups, enough(groups), None, single=False), seed, 60)
+def test_any_groups(groups: list[Group], dense: bool, seed: int) -> None:
+    retention = None if dense or all(group.window is None for group in groups) else 0
+    play(Engine(groups, enough(groups), None, single=False, retention=retention), seed, 60)

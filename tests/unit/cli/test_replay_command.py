@@ -61,6 +61,53 @@ def test_real_prompts_through_their_tokenizer(capsys: pytest.CaptureFixture[str]
     assert got["exactness"] == "estimated"
 
 
+WINDOWS = (DATA / "cache" / "vllm-0.32.0-windows.jsonl.gz", "--blocks", 420, "--block-size", 32)
+
+
+def test_a_model_with_windows_is_replayed_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    layers = ("--layers", DATA / "cache" / "windows-config.json", "--batched-tokens", 1_024)
+    got = document(capsys, *WINDOWS, *layers)
+    assert got["hit_tokens"] == 56_992
+    assert got["agreement"] == {"compared": 80, "equal": 80, "differences": []}
+    assert got["exactness"] == "exact"
+    # 12 layers with a window and 2 without share the pool as groups of 2
+    assert got["groups"] == [{"block_size": 32, "window": 200}] * 6 + [{"block_size": 32, "window": None}]
+    assert document(capsys, *WINDOWS)["agreement"]["equal"] < 40  # as full attention alone
+
+
+def test_a_model_of_full_attention_is_replayed_as_without_naming_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = DATA / "cache" / "vllm-0.32.0-concurrent-4.jsonl.gz"
+    plain = document(capsys, file, "--blocks", 300, "--block-size", 32, "--per-request")
+    named = document(
+        capsys, file, "--blocks", 300, "--block-size", 32, "--per-request", "--layers", "llama-3-8b"
+    )
+    assert named.pop("groups") == [{"block_size": 32, "window": None}]
+    assert named == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((*WINDOWS, "--layers", "jamba-v0.1"), "mamba"),
+        ((*WINDOWS, "--layers", "gpt-oss-20b", "--curve"), "--curve"),
+        ((*WINDOWS, "--layers", "gpt-oss-20b", "--policy", "lfu"), "--policy lfu"),
+        ((*WINDOWS, "--layers", "gpt-oss-20b", "--replicas", 2), "what-if"),
+        ((*WINDOWS, "--batched-tokens", 512), "--layers"),
+        ((*WINDOWS[:1], "--blocks", 100, "--block-size", 32, "--layers", "gemma-3-27b"), "name more blocks"),
+        ((MOONCAKE, "--layers", "gpt-oss-20b"), "block ids"),
+    ],
+)
+def test_what_layers_cannot_be_asked_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[Any, ...], told: str
+) -> None:
+    code, _, err = ran(capsys, *arguments)
+    assert code == 2
+    assert told in err
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("blocks", "hit_blocks", "hit_tokens"), [(None, 676, 345_966), (2_000, 299, 153_088)]
 )
