@@ -6,7 +6,7 @@ is taken from the newer half of the window, where the cache is warm. A change mu
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvscope.model.advice import Suggestion
 from kvscope.model.prompt import Prompt, Risk
@@ -19,6 +19,7 @@ from kvscope.tuning.rule import Traffic
 from kvscope.tuning.rules import operations
 from kvscope.tuning.search import Change, merged, options_of, promising
 from kvscope.tuning.structure import RouteStructure, learn
+from kvscope.tuning.unchanged import reason
 from kvscope.tuning.window import FEWEST_REQUESTS, InForce, Limits, RouteWindow, Window, select
 
 _RISKS = list(Risk)
@@ -26,10 +27,14 @@ _RISKS = list(Risk)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Suggestions, the best first; ``none_because`` tells in one line why there are none."""
+    """Suggestions, the best first; ``none_because`` tells in one line why there are none.
+
+    ``unchanged`` tells by route why nothing is suggested for it.
+    """
 
     suggestions: tuple[Suggestion, ...]
     none_because: str | None
+    unchanged: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +89,8 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
         for found in operations(traffic)
     ]
     if not any(exact.now.prompt_tokens) and not suggestions:
-        reason = exact.refused[0] if exact.refused else "the cache is smaller than every prompt"
-        return _nothing(f"no prompt could be replayed: {reason}")
+        why = exact.refused[0] if exact.refused else "the cache is smaller than every prompt"
+        return _nothing(f"no prompt could be replayed: {why}")
     if any(exact.now.prompt_tokens):
         rough = Judge(
             window,
@@ -102,13 +107,35 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
             )
         ]
     suggestions.sort(key=_most_saved_first)
+    unchanged = _unchanged(exact, window, structures, suggestions, min_gain)
     if not suggestions and not any(options.values()):
-        return _nothing(_why_no_option(structures.values()))
+        return _nothing(_why_no_option(structures.values()), unchanged)
     if not suggestions:
         return _nothing(
-            f"the cache holds what repeats: no change would raise a route's hit rate by {min_gain:.1%}"
+            f"the cache holds what repeats: no change would raise a route's hit rate by {min_gain:.1%}",
+            unchanged,
         )
-    return Advice(suggestions=tuple(suggestions), none_because=None)
+    return Advice(suggestions=tuple(suggestions), none_because=None, unchanged=unchanged)
+
+
+def _unchanged(
+    exact: Judge,
+    window: Window,
+    structures: Mapping[str, RouteStructure],
+    suggestions: Iterable[Suggestion],
+    min_gain: float,
+) -> dict[str, str]:
+    """Return why nothing is suggested for each route that nothing is suggested for."""
+    suggested = {item.route for item in suggestions}
+    reasons: dict[str, str] = {}
+    for route in window.routes:
+        structure = structures.get(route.route)
+        if structure is None:
+            reasons[route.route] = f"too few requests: {len(route.positions)} of {FEWEST_REQUESTS}"
+        elif route.route not in suggested:
+            tried = bool(options_of(structure))
+            reasons[route.route] = reason(exact, route, structure, tried=tried, min_gain=min_gain)
+    return reasons
 
 
 def _most_saved_first(item: Suggestion) -> tuple[bool, float, int, str]:
@@ -125,8 +152,8 @@ def _why_no_option(structures: Iterable[RouteStructure]) -> str:
     )
 
 
-def _nothing(reason: str) -> Advice:
-    return Advice(suggestions=(), none_because=reason)
+def _nothing(because: str, unchanged: Mapping[str, str] | None = None) -> Advice:
+    return Advice(suggestions=(), none_because=because, unchanged=unchanged or {})
 
 
 def _characters_a_token(window: Window, exact: Judge) -> int:

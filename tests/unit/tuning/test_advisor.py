@@ -16,6 +16,7 @@ from kvscope.prompts.tokenizing import LocalTokenizer, load_tokenizer
 from kvscope.prompts.transforms import apply_transforms
 from kvscope.prompts.values import line_key_hash
 from kvscope.tuning.advisor import Advice, advise
+from kvscope.tuning.effects import cost_saved_per_day
 from kvscope.tuning.judge import stand_ins
 from kvscope.tuning.logs import read_prompts
 from kvscope.tuning.window import Limits
@@ -211,6 +212,40 @@ def test_reasons_for_no_suggestion(tool_tokenizer: LocalTokenizer) -> None:
         for number in range(9)
     ]
     assert "no prompt could be replayed" in str(advice(images, tool_tokenizer).none_because)
+
+
+def test_each_route_is_told_why_nothing_changes(tool_tokenizer: LocalTokenizer) -> None:
+    window = [
+        *faults.window("clock_first", route="clock"),
+        *faults.window(route="stable"),
+        *faults.all_different(),
+        *faults.window(route="rare", requests=3),
+    ]
+    told = advice(window, tool_tokenizer).unchanged
+    assert told.keys() == {"stable", "unique", "rare"}
+    assert told["stable"].startswith("already at its ceiling")
+    assert told["unique"].startswith("no reuse to be had: 0%")
+    assert told["rare"] == "too few requests: 3 of 8"
+
+
+def test_seconds_and_cost_saved_a_day(tool_tokenizer: LocalTokenizer) -> None:
+    def seconds(prompt_tokens: int, cached: int) -> float:
+        return (prompt_tokens - cached) / 1000
+
+    window = faults.window("clock_first")
+    found = best(advice(window, tool_tokenizer, ttft=seconds))
+    evidence = found.evidence
+    assert evidence["ttft_change_low_seconds"] < (found.ttft_change_seconds or 0.0)
+    assert evidence["ttft_change_high_seconds"] > (found.ttft_change_seconds or 0.0)
+    # a thousandth of a second a token
+    saved = evidence["gpu_seconds_saved_per_day"]
+    assert saved == pytest.approx((found.tokens_saved_per_day or 0.0) / 1000)
+    assert cost_saved_per_day(found, price_per_gpu_hour=3.6, gpus=2) == pytest.approx(saved * 0.002)
+    alone = best(advice(window, tool_tokenizer))
+    assert cost_saved_per_day(alone, price_per_gpu_hour=3.6) is None
+    assert cost_saved_per_day(alone, price_per_gpu_hour=3.6, seconds_per_token=0.001) == pytest.approx(
+        saved / 1000
+    )
 
 
 def test_a_minimal_gain_is_respected(tool_tokenizer: LocalTokenizer) -> None:
