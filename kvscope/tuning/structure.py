@@ -6,6 +6,7 @@ is not decided here: the advisor's replay is the judge. Work is linear in the ch
 
 import dataclasses
 import itertools
+import json
 import math
 import re
 from collections import Counter
@@ -162,9 +163,22 @@ class _Lines:
     def _look_up(self, line: str) -> tuple[str, str]:
         known = self._known.get(line)
         if known is None:
-            # a line that differs in its spaces alone is not another value: that is another fault
-            known = self._known[line] = (line_key_hash(line), " ".join(line.split()))
+            known = self._known[line] = (line_key_hash(line), _value_of(line))
         return known
+
+
+def _value_of(line: str) -> str:
+    """Return what makes a line another one: not its spaces alone, nor the order of keys in JSON.
+
+    These are other faults. In JSON over several lines the last key of an object has no comma.
+    """
+    bare = " ".join(line.split())
+    if bare.startswith("{"):
+        try:
+            return json.dumps(json.loads(bare), sort_keys=True, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass
+    return bare[:-1] if bare.startswith('"') and bare.endswith(",") else bare
 
 
 def _varying_line(role: str, key: str, line: _Line, *, of_tenant: bool) -> VaryingLine:
