@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvscope.cache.overlap import TimedRequest, overlapping, replay_overlapping
+from kvscope.cache.groups import Group
+from kvscope.cache.overlap import TimedRequest, overlapping, replay_groups, replay_overlapping
 from kvscope.cache.replay import ReplayRequest, replay
 from kvscope.errors import UsageError
 
@@ -48,6 +49,32 @@ def test_blocks_are_held_until_the_end() -> None:
         ("b", 0),
         ("c", 32),
     ]
+
+
+@pytest.mark.parametrize(("at", "hit_tokens"), [(1.0, 4), (7.5, 8)])
+def test_generated_tokens_are_found_as_they_come(at: float, hit_tokens: int) -> None:
+    """Eleven tokens are computed, four at 0 s and the last at 8 s: ten by 7.5 s, four by 1 s."""
+    request = ReplayRequest(request_id="a", tokens=[1, 2, 3, 4], output_tokens=[*range(10, 18)])
+    first = TimedRequest(request=request, at=0.0, finished_at=8.0)
+    second = timed("b", [1, 2, 3, 4, 10, 11, 12, 13, 99], at)
+    for result in (
+        replay_overlapping([first, second], block_size=4),
+        replay_groups([first, second], [Group(block_size=4)]),
+    ):
+        assert [each.hit_tokens for each in result.per_request] == [0, hit_tokens]
+
+
+def test_blocks_before_a_window_are_free_while_a_request_runs() -> None:
+    """Of a prompt of 32 tokens a window of 5 needs two blocks of 4 once its first token is computed."""
+    request = ReplayRequest(request_id="a", tokens=[*range(32)], output_tokens=[50, 51, 52])
+    first = TimedRequest(request=request, at=0.0, finished_at=9.0)
+    other = timed("b", range(100, 124), 1.0, 2.0)
+    again = timed("a again", range(33), 3.0)
+    window = Group(block_size=4, window=5)
+    result = replay_groups([first, other, again], [window], num_blocks=10)
+    # it waited for nothing; a window is kept before the prompt's last token alone, here before token 28
+    assert [each.hit_tokens for each in result.per_request] == [0, 0, 28]
+    assert replay_groups([first, other, again], [Group(block_size=4)], num_blocks=10).hit_tokens == 0
 
 
 def test_one_that_finds_no_blocks_waits_and_an_id_may_come_twice() -> None:
