@@ -74,7 +74,9 @@ def test_blocks_before_a_window_are_free_while_a_request_runs() -> None:
     result = replay_groups([first, other, again], [window], num_blocks=10)
     # it waited for nothing; a window is kept before the prompt's last token alone, here before token 28
     assert [each.hit_tokens for each in result.per_request] == [0, 0, 28]
-    assert replay_groups([first, other, again], [Group(block_size=4)], num_blocks=10).hit_tokens == 0
+    # in full attention it waits for the first one's end, takes the partial block and five from the last on
+    whole = replay_groups([first, other, again], [Group(block_size=4)], num_blocks=10)
+    assert [each.hit_tokens for each in whole.per_request] == [0, 0, 12]
 
 
 def test_one_that_finds_no_blocks_waits_and_an_id_may_come_twice() -> None:
