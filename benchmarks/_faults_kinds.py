@@ -153,13 +153,13 @@ def _json_text(drafts: list[Draft], rng: random.Random, texts: Texts) -> None:
 
 
 def _tenant(drafts: list[Draft], rng: random.Random, texts: Texts) -> None:
-    count = 9
+    count = 16  # so many that new ones keep coming
     said = {at: " ".join(rng.sample(texts.sentences, 2)) for at in range(count)}
     label = "Company profile:" if texts.held_out else "Tenant:"
     for draft in drafts:
         at = rng.randrange(count)
         draft.tenant = f"t{at}"
-        draft.head.append(f"{label} Firm {'ABCDEFGHI'[at]}. {said[at]}")
+        draft.head.append(f"{label} Firm {chr(65 + at % 26)}{chr(97 + at % 26)}. {said[at]}")
 
 
 def _talk(drafts: list[Draft], rng: random.Random, texts: Texts, turns: int) -> None:

@@ -124,15 +124,17 @@ def _clock_in_question(made: list[Draft], _rng: random.Random, _texts: Texts) ->
         draft.question += f"\nCurrent time: {draft.at:.0f}"
 
 
-def _clock_last(made: list[Draft], _rng: random.Random, _texts: Texts) -> None:
+def _clock_last(made: list[Draft], rng: random.Random, texts: Texts) -> None:
+    more = rng.sample(texts.sentences, 40)  # so long that the last block is less than a gain worth telling
     for draft in made:
-        draft.rules = [*draft.rules, f"Current time: {draft.at:.0f}"]
+        draft.rules = [*draft.rules, *more, f"Current time: {draft.at:.0f}"]
         draft.documents, draft.history = [], []  # nothing behind it comes back
 
 
 def _own_documents(made: list[Draft], rng: random.Random, texts: Texts) -> None:
     for draft in made:
         draft.documents = [f"{rng.randrange(10**9)} {text}" for text in rng.sample(texts.documents, 3)]
+        draft.history = []  # without its documents it would be one that is written anew
 
 
 def _tenants_alike(made: list[Draft], rng: random.Random, _texts: Texts) -> None:
