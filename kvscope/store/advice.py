@@ -15,6 +15,8 @@ from kvscope.store.bulk import Statements
 from kvscope.store.engines import Engines
 
 _S = schema.suggestions.c
+_LARGER_GAIN = 0.1  # in hit rate
+_MUCH_MORE = 2.0  # times the tokens
 _SUGGESTION_FIELDS = tuple(field.name for field in dataclasses.fields(Suggestion))
 
 
@@ -30,10 +32,12 @@ class AdviceStore:
         self._statements = Statements(engines.writer.dialect)
 
     def save_suggestions(self, suggestions: Iterable[Suggestion], *, looked_at: Iterable[str] = ()) -> None:
-        """Store suggestions by id; a known one keeps its time of creation and stays dismissed if it was.
+        """Store suggestions by id; a known one keeps its time of creation.
 
-        What was suggested before for the routes that were ``looked_at`` and is not suggested any more is
-        removed, unless a person dismissed it.
+        One that a person dismissed stays so, as it was then, until its evidence changes: the hit rate that it
+        promises grew by a tenth of all tokens, or the tokens that it saves doubled. What was suggested
+        before for the routes that were ``looked_at`` and is not suggested any more is removed, unless a person
+        dismissed it.
         """
         rows = [{name: getattr(one, name) for name in _SUGGESTION_FIELDS} for one in suggestions]
         outdated = delete(schema.suggestions).where(
@@ -42,10 +46,17 @@ class AdviceStore:
             _S.dismissed_at.is_(None),
         )
         keep = frozenset({"created_at", "dismissed_at"})
+        query = select(schema.suggestions).where(_S.dismissed_at.is_not(None))
         with self._engines.writing() as connection:
             connection.execute(outdated)
+            dismissed = {row["id"]: dict(row) for row in connection.execute(query).mappings()}
+            changed = [row for row in rows if row["id"] in dismissed and _changed(dismissed[row["id"]], row)]
+            rows = [row for row in rows if row["id"] not in dismissed] + changed
             if rows:
                 connection.execute(self._statements.upsert(schema.suggestions, keep=keep), rows)
+            if changed:
+                ids = [row["id"] for row in changed]
+                connection.execute(update(schema.suggestions).where(_S.id.in_(ids)).values(dismissed_at=None))
 
     def suggestions(self, *, route: str | None = None, include_dismissed: bool = False) -> list[Suggestion]:
         """Return suggestions, those that save most tokens first, unknown ones last."""
@@ -118,6 +129,17 @@ def transforms_json(transforms: Iterable[TransformSpec]) -> list[dict[str, Any]]
 def transforms_of(value: Sequence[Mapping[str, Any]]) -> tuple[TransformSpec, ...]:
     """Return the transforms that ``transforms_json`` wrote."""
     return tuple(TransformSpec.from_json(spec) for spec in value)
+
+
+def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a suggestion promises much more than when a person dismissed it."""
+
+    def gain(row: Mapping[str, Any]) -> float:
+        return float(row["hit_rate_after"] - row["hit_rate_before"])
+
+    saved, saved_then = now["tokens_saved_per_day"], then["tokens_saved_per_day"]
+    doubled = saved is not None and bool(saved_then) and saved >= _MUCH_MORE * saved_then
+    return doubled or gain(now) >= gain(then) + _LARGER_GAIN
 
 
 def _suggestion(row: RowMapping) -> Suggestion:

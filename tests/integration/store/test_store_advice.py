@@ -91,13 +91,21 @@ def test_suggestions_read_back_ranked(store: Store) -> None:
     assert store.advice.suggestion("s1").transforms == (MOVE,)
 
 
-def test_a_suggestion_found_again_is_renewed_but_stays_dismissed(store: Store) -> None:
+def test_a_suggestion_found_again_stays_dismissed_until_its_evidence_changes(store: Store) -> None:
     store.advice.save_suggestions([SUGGESTION])
     store.advice.dismiss("s1")
-    store.advice.save_suggestions([dataclasses.replace(SUGGESTION, hit_rate_after=0.7, created_at=99.0)])
+    alike = dataclasses.replace(SUGGESTION, hit_rate_after=SUGGESTION.hit_rate_after + 0.05, created_at=99.0)
+    store.advice.save_suggestions([alike])
     assert store.advice.suggestions() == []
-    expected = dataclasses.replace(SUGGESTION, hit_rate_after=0.7)
-    assert store.advice.suggestions(include_dismissed=True) == [expected]
+    # as it was when it was dismissed: small steps do not add up unseen
+    assert store.advice.suggestions(include_dismissed=True) == [SUGGESTION]
+    more = dataclasses.replace(SUGGESTION, hit_rate_after=SUGGESTION.hit_rate_after + 0.11, created_at=99.0)
+    store.advice.save_suggestions([more])
+    assert store.advice.suggestions() == [dataclasses.replace(more, created_at=SUGGESTION.created_at)]
+    store.advice.dismiss("s1")
+    doubled = dataclasses.replace(more, tokens_saved_per_day=2 * (SUGGESTION.tokens_saved_per_day or 0.0))
+    store.advice.save_suggestions([doubled])
+    assert [one.id for one in store.advice.suggestions()] == ["s1"]
 
 
 def test_an_unknown_suggestion_is_a_wrong_use(store: Store) -> None:
