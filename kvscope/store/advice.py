@@ -36,8 +36,8 @@ class AdviceStore:
 
         One that a person dismissed stays so, as it was then, until its evidence changes: the hit rate that it
         promises grew by a tenth of all tokens, or the tokens that it saves doubled. What was suggested
-        before for the routes that were ``looked_at`` and is not suggested any more is removed, unless a person
-        dismissed it.
+        before for the routes that were ``looked_at`` and is not suggested any more is removed, unless a
+        person dismissed it.
         """
         rows = [{name: getattr(one, name) for name in _SUGGESTION_FIELDS} for one in suggestions]
         outdated = delete(schema.suggestions).where(
