@@ -29,6 +29,7 @@ from kvscope.reports.changes import steps_of
 )
 @click.option("--blocks", type=click.IntRange(min=1), help="Blocks of the cache (for FILES); none: no limit.")
 @click.option("--route", help="Only this route.")
+@click.option("--structure", is_flag=True, help="Show what FILES' prompts consist of, and what varies.")
 @click.option("--dismiss", metavar="ID", help="Dismiss a suggestion of the store instead of listing.")
 def suggest(
     files: tuple[Path, ...],
@@ -38,9 +39,13 @@ def suggest(
     block_size: int,
     blocks: int | None,
     route: str | None,
+    structure: bool,
     dismiss: str | None,
 ) -> None:
     """Show ranked suggestions: of the running agent (no FILES), or of request logs (FILES)."""
+    if structure:
+        _show_structure(files, route, as_json=as_json)
+        return
     if files:
         suggestions, none_because, skipped = _from_files(files, tokenizer, block_size, blocks)
     else:
@@ -101,3 +106,33 @@ def _from_files(
     )
     skipped = [{"line": line, "reason": reason} for line, reason in read.skipped]
     return list(advice.suggestions), advice.none_because, skipped
+
+
+_PARTS = ("route", "role", "message", "kind", "one value a", "seen", "distinct", "characters", "place")
+
+
+def _show_structure(files: tuple[Path, ...], route: str | None, *, as_json: bool) -> None:
+    from kvscope.tuning.described import described
+    from kvscope.tuning.logs import read_prompts
+
+    if not files:
+        raise UsageError("--structure needs FILES, request logs with the prompts")
+    parts = [part for part in described(read_prompts(files).prompts) if route in (None, part.route)]
+    if as_json:
+        emit_json({"structure": parts})
+        return
+    rows = [
+        (
+            part.route,
+            part.role,
+            part.message_index,
+            words.text(part.kind),
+            part.scope,
+            part.occurrences,
+            part.distinct,
+            None if part.characters is None else round(part.characters),
+            None if part.char_start is None else f"{part.char_start} to {part.char_end}",
+        )
+        for part in parts
+    ]
+    emit_table("Structure", _PARTS, rows, empty="no prompt of that route")

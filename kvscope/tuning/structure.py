@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvscope.model.prompt import Prompt
 from kvscope.prompts.segments import CHAT, Segment, segments
@@ -24,6 +24,7 @@ _NAME_WORDS = 4
 _FEWEST_TENANTS = 2
 _COMES_BACK = 2  # messages a tenant (or a value) at least: once is no sign of anything
 _COUNTING = 0.9
+_EACH = 0.9  # of the requests with a value of their own
 _LABEL = re.compile(r"[:=\uff1a]")
 _TENANT_WORD = re.compile(
     r"(?i)\b(tenant|client|company|organi[sz]ation|workspace|merchant|brand)\b|租户|客户|公司|企业|组织|商家|品牌"
@@ -48,6 +49,9 @@ class VaryingLine:
     repeated: bool
     counting: bool  # the value is a number that goes up from prompt to prompt
     of_tenant: bool  # a tenant's prompts have one value of it, and tenants differ
+    scope: (
+        str  # what has one value of it: a `tenant`, a `session`, a `request`; else `some` requests share it
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ def learn(prompts: Sequence[Prompt], *, roles: Collection[str] = LEADING_ROLES) 
     for prompt in prompts:
         parts = segments(prompt.api, prompt.sent_body)
         for part in parts:
-            lines.add(part, prompt.tenant)
+            lines.add(part, prompt)
             spaces.add(part)
             if prompt.api == CHAT:  # nothing sorts what stands in a completion's text
                 orders.add(part)
@@ -101,6 +105,7 @@ class _Line:
         self.values: dict[tuple[str, ...], int] = {}
         self.places: list[tuple[int, int, str]] = []  # message index, start of the first line, the line
         self.by_tenant: dict[str | None, set[tuple[str, ...]]] = {}
+        self.by_session: dict[str | None, set[tuple[str, ...]]] = {}
 
     @property
     def repeated(self) -> bool:
@@ -133,10 +138,10 @@ class _Lines:
         self._lines: dict[tuple[str, str], _Line] = {}
         self._tenants: dict[str, Counter[str | None]] = {}  # by role: messages of each tenant
 
-    def add(self, part: Segment, tenant: str | None) -> None:
+    def add(self, part: Segment, prompt: Prompt) -> None:
         if part.role not in self._roles:
             return
-        self._tenants.setdefault(part.role, Counter())[tenant] += 1
+        self._tenants.setdefault(part.role, Counter())[prompt.tenant] += 1
         found: dict[str, list[tuple[int, str, str]]] = {}
         start = 0
         for line in part.text.split("\n"):
@@ -149,7 +154,8 @@ class _Lines:
             values = tuple(value for _, _, value in lines)
             entry.values[values] = entry.values.get(values, 0) + 1
             entry.places.append((part.message_index or 0, *lines[0][:2]))
-            entry.by_tenant.setdefault(tenant, set()).add(values)
+            entry.by_tenant.setdefault(prompt.tenant, set()).add(values)
+            entry.by_session.setdefault(prompt.session, set()).add(values)
 
     def varying(self) -> tuple[VaryingLine, ...]:
         """Return the lines whose value varies, and those that only some tenants' prompts have."""
@@ -204,7 +210,18 @@ def _varying_line(role: str, key: str, line: _Line, *, of_tenant: bool) -> Varyi
         repeated=line.repeated,
         counting=kind == ValueKind.NUMBER and _counts_up([text for _, _, text in line.places]),
         of_tenant=of_tenant,
+        scope="tenant" if of_tenant else scope_of(line.by_session, total, len(line.values)),
     )
+
+
+def scope_of(by_session: Mapping[str | None, Collection[object]], total: int, distinct: int) -> str:
+    """Return what has one of ``distinct`` values seen ``total`` times, given the values of each session."""
+    if distinct == 1:
+        return "route"
+    several = None not in by_session and total >= _COMES_BACK * len(by_session)
+    if several and all(len(values) == 1 for values in by_session.values()):
+        return "session"
+    return "request" if distinct >= _EACH * total else "some"
 
 
 def _counts_up(lines: Sequence[str]) -> bool:
