@@ -50,6 +50,7 @@ class OtlpReceiver:
                 settings.host,
                 _wanted(settings.grpc_port),
                 max_body_bytes=settings.max_body_bytes,
+                max_decompressed_bytes=settings.max_decompressed_bytes,
             )
         try:
             if self._grpc:

@@ -226,6 +226,21 @@ async def test_large_bodies_and_gzip_bombs_are_refused() -> None:
     assert sink.accepted == []
 
 
+async def test_a_message_too_large_for_grpc_is_told_and_counted() -> None:
+    sink = AnsweringSink()
+    around = context(sink)
+    receiver = OtlpReceiver(_settings(max_body_bytes=20_000, max_decompressed_bytes=100_000), around)
+    await receiver.start()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _grpc(receiver, bytes(20_001))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.details() == "the body is larger than 20000 bytes; send smaller batches"
+    counted = around.registry.get_sample_value("kvscope_otlp_requests_total", {"answer": "refused for good"})
+    assert counted == 1
+    await receiver.stop()
+    assert sink.accepted == []
+
+
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_full_queue_asks_the_sender_to_come_again(late: bool) -> None:
     sink = AnsweringSink(lambda _: RetryableIngestError("full", retry_after_seconds=2.5), late=late)
