@@ -1,9 +1,12 @@
 """``kvscope hits``: hit rates and miss causes."""
 
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
 
+from kvscope.agent.advising import ttft_predictor
 from kvscope.cli.common import (
     db_option,
     emit_json,
@@ -42,6 +45,22 @@ def place(row: MissRow) -> str:
     return where
 
 
+def prefill_seconds(
+    miss: MissRow, routes: Mapping[str, HitRow], predict: Callable[[int, int], float | None] | None
+) -> float | None:
+    """Return a miss's share of the prefill time of its route's requests, None where that is not known.
+
+    ``predict`` gives the seconds of a request of so many prompt and cached tokens; that of the route's mean
+    request is taken for each, so it is an estimate. ``kvscope causes`` looks at each request.
+    """
+    row = routes.get(miss.route)
+    if predict is None or row is None or row.prompt_tokens <= row.cached_tokens:
+        return None
+    known = row.known_requests
+    each = predict(round(row.prompt_tokens / known), round(row.cached_tokens / known))
+    return None if each is None else each * known * miss.tokens / (row.prompt_tokens - row.cached_tokens)
+
+
 @click.command()
 @db_option
 @json_option
@@ -59,9 +78,18 @@ def hits(db: str | None, as_json: bool, since: str | None, by: Any) -> None:
     with opened(db) as store:
         rows = store.reader.hits(by, since_at=start)
         misses = store.reader.misses(since_at=start)
+        by_route = rows if by == "route" else store.reader.hits("route", since_at=start)
+        predict = ttft_predictor(store.advice.models())
+    routes = {row.key: row for row in by_route}
+    places = [(row, prefill_seconds(row, routes, predict)) for row in misses]
     if as_json:
-        emit_json({"by": by, "rows": [hit_json(row) for row in rows], "places": misses})
+        told = [dataclasses.asdict(row) | {"prefill_seconds": seconds} for row, seconds in places]
+        emit_json({"by": by, "rows": [hit_json(row) for row in rows], "places": told})
         return
+    _show(by, rows, places)
+
+
+def _show(by: str, rows: Iterable[HitRow], places: Iterable[tuple[MissRow, float | None]]) -> None:
     emit_table(
         f"Prefix hits by {by}",
         (
@@ -87,22 +115,23 @@ def hits(db: str | None, as_json: bool, since: str | None, by: Any) -> None:
         ),
         empty="no requests yet",
     )
-    broken = [row for row in misses if row.role is not None]
+    broken = [(row, seconds) for row, seconds in places if row.role is not None]
     if broken:
         emit_table(
             "Where prefixes break",
-            ("route", "cause", "tokens", "requests", "place", "kind of value", "example request"),
+            ("route", "cause", "tokens", "prefill", "requests", "place", "kind of value", "example request"),
             (
                 (
                     row.route,
                     row.cause,
                     row.tokens,
+                    milliseconds(seconds),
                     row.requests,
                     place(row),
                     row.value_kind,
                     row.example_request_id,
                 )
-                for row in broken[:20]
+                for row, seconds in broken[:20]
             ),
             empty="",
         )
