@@ -197,6 +197,52 @@ def mine(files: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     )
 
 
+@layout.command()
+@click.argument("file", type=_FILE)
+@click.argument("logs", nargs=-1, required=True, type=_FILE)
+@click.option("--tokenizer", required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--block-size", type=click.IntRange(1, 4096), default=16, show_default=True)
+@click.option("--blocks", type=click.IntRange(min=2), help="Blocks of the cache; none: no limit.")
+@json_option
+def order(
+    file: Path,
+    logs: tuple[Path, ...],
+    tokenizer: Path,
+    block_size: int,
+    blocks: int | None,
+    as_json: bool,
+) -> None:
+    """Find the order of FILE's segments that shares most over the requests in LOGS that name it.
+
+    The newest 400 requests are rendered in each order that is tried, and replayed. What the layout forbids
+    (roles, `after`, `pinned`) stays forbidden, and no segment crosses the conversation.
+    """
+    from kvscope.tuning.logs import read_prompts
+    from kvscope.tuning.ordering import VARIANT, best_order
+    from kvscope.tuning.window import Limits
+
+    form = read_layout(file)
+    compile_layout(form)
+    found = best_order(
+        form,
+        read_prompts(logs).prompts[-Limits().prompts_per_route :],
+        encode=load_tokenizer(tokenizer).encode,
+        block_size=block_size,
+        num_blocks=blocks,
+    )
+    if as_json:
+        emit_json({"layout": form.layout, "ordering": found, "same": found.order == found.before})
+        return
+    click.echo(
+        f"{found.requests} requests, {found.judged} orders tried:"
+        f" hit rate {found.hit_rate_before:.1%} now, {found.hit_rate_after:.1%} in the best order"
+    )
+    if found.order == found.before:
+        click.echo("the order in force is the best that was found")
+    else:
+        click.echo(f"variants:\n  {VARIANT}:\n    order: [{', '.join(found.order)}]")
+
+
 def _write_draft(folder: Path, mined: MinedLayout) -> str:
     name = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in mined.route)
     path = folder / f"{name}.yaml"
