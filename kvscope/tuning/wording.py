@@ -129,9 +129,12 @@ def _use(traffic: Traffic, key: _Key, positions: Sequence[int]) -> _Use:
 
 
 def _may_be_one(first: _Use, second: _Use) -> bool:
-    """Whether one text may stand for both: not a tenant's own, and no two values of the same lines."""
+    """Whether one text may stand for both: not a tenant's own, and on one route not two values of its lines.
+
+    Nor may lines that only come in another order: that is another fault.
+    """
     return first.tenants == second.tenants and (
-        first.lines != second.lines or not first.routes & second.routes
+        sorted(first.lines) != sorted(second.lines) or not first.routes & second.routes
     )
 
 
