@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from kvscope.agent.advising import ttft_predictor
 from kvscope.analysis.event_log import read_event_log
-from kvscope.analysis.offline.causes import CauseOptions, CauseReport, CauseRow, Prefill, causes_of
-from kvscope.cli.common import db_option, emit_json, emit_table, json_option, milliseconds, opened
+from kvscope.analysis.offline.causes import CauseOptions, CauseReport, CauseRow, causes_of
+from kvscope.cli.common import db_option, emit_json, emit_table, json_option, milliseconds
 from kvscope.cli.logs import show_skipped, skipped_json
+from kvscope.cli.prefill import prefill_of, prefill_option
 from kvscope.cli.progress import reading
 from kvscope.cli.tokenizers import tokenizer_option
 from kvscope.prompts.named import named_tokenizer
@@ -26,11 +26,7 @@ from kvscope.prompts.named import named_tokenizer
     type=click.Path(path_type=Path),
     help="The engine's KV-cache events as JSON lines: what it evicted, in which order it let requests in.",
 )
-@click.option(
-    "--prefill-rate",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Tokens a second in prefill. Default: by the store's latency model, if --db names one with it.",
-)
+@prefill_option
 @db_option
 @json_option
 def causes(
@@ -53,7 +49,7 @@ def causes(
         block_size=block_size,
         tokenizer=None if tokenizer is None else named_tokenizer(tokenizer),
         kv_events=() if kv_events is None else tuple(read_event_log(kv_events)),
-        prefill=_prefill(prefill_rate, db),
+        prefill=prefill_of(prefill_rate, db),
     )
     with reading(files, "comparing") as watch:
         report = causes_of(files, dataclasses.replace(options, watch=watch))
@@ -61,15 +57,6 @@ def causes(
         emit_json(_document(report))
     else:
         _show(report)
-
-
-def _prefill(rate: float | None, db: str | None) -> Prefill | None:
-    if rate is not None:
-        return lambda prompt_tokens, cached_tokens: (prompt_tokens - cached_tokens) / rate
-    if db is None:
-        return None
-    with opened(db) as store:
-        return ttft_predictor(store.advice.models())
 
 
 def _document(report: CauseReport) -> dict[str, Any]:

@@ -5,18 +5,19 @@ from pathlib import Path
 import click
 
 from kvscope.cli.common import emit_json, emit_table, json_option
+from kvscope.cli.logs import show_skipped, skipped_json
+from kvscope.cli.progress import reading
+from kvscope.cli.tokenizers import tokenizer_option
 
 _POSITIONS_SHOWN = 12
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--tokenizer", type=click.Path(path_type=Path), help="Folder of the model's tokenizer; none: estimated."
-)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@tokenizer_option("Without one four bytes stand for a token: estimated.")
 @click.option("--route", help="Only this route.")
 @json_option
-def entropy(files: tuple[Path, ...], tokenizer: Path | None, route: str | None, as_json: bool) -> None:
+def entropy(files: tuple[Path, ...], tokenizer: str | None, route: str | None, as_json: bool) -> None:
     """Show the entropies of the prompts in FILES and, route by route, of their positions.
 
     An entropy of text says how varied its letters or tokens are. The positional entropy says how uncertain
@@ -24,14 +25,14 @@ def entropy(files: tuple[Path, ...], tokenizer: Path | None, route: str | None, 
     """
     from kvscope.analysis.entropies import entropies
     from kvscope.analysis.offline.load import ByteTokenizer
-    from kvscope.prompts.tokenizing import load_tokenizer
+    from kvscope.prompts.named import named_tokenizer
     from kvscope.tuning.logs import read_prompts
 
-    read = read_prompts(files)
+    with reading(files, "measuring") as watch:
+        read = read_prompts(files, watch=watch)
     prompts = [prompt for prompt in read.prompts if route in (None, prompt.route)]
-    found = entropies(prompts, ByteTokenizer() if tokenizer is None else load_tokenizer(tokenizer))
-    skipped = [{"line": line, "reason": reason} for line, reason in read.skipped]
-    skipped += [{"request_id": name, "reason": reason} for name, reason in found.left_out]
+    found = entropies(prompts, ByteTokenizer() if tokenizer is None else named_tokenizer(tokenizer))
+    left_out = [{"request_id": name, "reason": reason} for name, reason in found.left_out]
     exactness = "estimated" if tokenizer is None else "exact"
     if as_json:
         emit_json(
@@ -39,7 +40,7 @@ def entropy(files: tuple[Path, ...], tokenizer: Path | None, route: str | None, 
                 "prompts": found.prompts,
                 "positions": found.positions,
                 "exactness": exactness,
-                "skipped": skipped,
+                "skipped": skipped_json(read.skipped) + left_out,
             }
         )
         return
@@ -83,5 +84,6 @@ def entropy(files: tuple[Path, ...], tokenizer: Path | None, route: str | None, 
         )
     if tokenizer is None:
         click.echo("\nestimated: four bytes stand for a token; name the model's with --tokenizer DIR")
-    for line in skipped:
-        click.echo(f"skipped {line.get('request_id') or line.get('line')}: {line['reason']}", err=True)
+    show_skipped(read.skipped)
+    for name, reason in found.left_out:
+        click.echo(f"skipped {name}: {reason}", err=True)

@@ -1,33 +1,69 @@
 """``kvscope suggest``: ranked suggestions, from the store or from log files alone."""
 
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvscope.cli.common import db_option, emit_json, emit_table, json_option, milliseconds, opened, percent
+from kvscope.cli.common import db_option, emit_json, emit_table, json_option, opened, percent
+from kvscope.cli.logs import show_skipped, skipped_json
+from kvscope.cli.prefill import prefill_of, prefill_option
+from kvscope.cli.progress import reading
+from kvscope.cli.tokenizers import tokenizer_option
 from kvscope.clock import system_clock
 from kvscope.errors import UsageError
 from kvscope.model.advice import Suggestion
 from kvscope.reports import words
 from kvscope.reports.changes import steps_of
+from kvscope.tuning.effects import cost_saved_per_day
+
+if TYPE_CHECKING:
+    from kvscope.tuning.log_advice import LogAdvice, LogOptions
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Price:
+    """What a GPU-hour costs, None where nobody said, and how many GPUs work on one prompt."""
+
+    gpu_hour: float | None
+    gpus: int
+
+    def saved(self, item: Suggestion) -> float | None:
+        if self.gpu_hour is None:
+            return None
+        return cost_saved_per_day(item, price_per_gpu_hour=self.gpu_hour, gpus=self.gpus)
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 @db_option
 @json_option
+@tokenizer_option("For FILES; text without one is estimated.")
 @click.option(
-    "--tokenizer", type=click.Path(path_type=Path), help="Folder of the model's tokenizer (for FILES)."
+    "--block-size", type=click.IntRange(min=1), help="Tokens a block (for FILES). Default: a trace's own, 16."
+)
+@click.option("--blocks", type=click.IntRange(min=2), help="Blocks of the cache (for FILES); none: no limit.")
+@prefill_option
+@click.option(
+    "--gpu-hour",
+    type=click.FloatRange(min=0),
+    metavar="PRICE",
+    help="Price of a GPU-hour: shows what is saved.",
 )
 @click.option(
-    "--block-size",
+    "--gpus",
     type=click.IntRange(min=1),
-    default=16,
+    default=1,
     show_default=True,
-    help="Tokens a block (for FILES).",
+    help="GPUs that share a prompt's work.",
 )
-@click.option("--blocks", type=click.IntRange(min=1), help="Blocks of the cache (for FILES); none: no limit.")
+@click.option(
+    "--fail-under",
+    type=click.FloatRange(0, 1),
+    metavar="RATE",
+    help="Exit code 1 if FILES' hit rate is less.",
+)
 @click.option("--route", help="Only this route.")
 @click.option("--structure", is_flag=True, help="Show what FILES' prompts consist of, and what varies.")
 @click.option("--dismiss", metavar="ID", help="Dismiss a suggestion of the store instead of listing.")
@@ -35,42 +71,123 @@ def suggest(
     files: tuple[Path, ...],
     db: str | None,
     as_json: bool,
-    tokenizer: Path | None,
-    block_size: int,
+    tokenizer: str | None,
+    block_size: int | None,
     blocks: int | None,
+    prefill_rate: float | None,
+    gpu_hour: float | None,
+    gpus: int,
+    fail_under: float | None,
     route: str | None,
     structure: bool,
     dismiss: str | None,
-) -> None:
-    """Show ranked suggestions: of the running agent (no FILES), or of request logs (FILES)."""
+) -> int:
+    """Show ranked suggestions: of the running agent (no FILES), or of request logs (FILES).
+
+    FILES are logs and traces as of kvscope replay; - is standard input. From hashes without text it tells
+    what more memory and another routing would bring.
+    """
+    price = _Price(gpu_hour=gpu_hour, gpus=gpus)
     if structure:
         _show_structure(files, route, as_json=as_json)
-        return
-    if files:
-        suggestions, none_because, skipped = _from_files(files, tokenizer, block_size, blocks)
-    else:
-        with opened(db) as store:
-            if dismiss is not None:
-                store.advice.dismiss(dismiss)
-                click.echo(f"dismissed {dismiss}")
-                return
-            suggestions = store.advice.suggestions(route=route)
-        skipped = []
-        none_because = (
-            None if suggestions else "the agent has found none yet: it needs traffic through the gateway"
-        )
-    suggestions = [item for item in suggestions if route in (None, item.route)]
+        return 0
+    if not files:
+        if fail_under is not None:
+            raise UsageError("--fail-under is about FILES: name the logs")
+        _of_store(db, route, dismiss, price, as_json=as_json)
+        return 0
+    if dismiss is not None:
+        raise UsageError("--dismiss is of the store's suggestions: leave out FILES")
+    from kvscope.prompts.named import named_tokenizer
+    from kvscope.tuning.log_advice import LogOptions
+
+    options = LogOptions(
+        tokenizer=None if tokenizer is None else named_tokenizer(tokenizer),
+        block_size=block_size,
+        num_blocks=blocks,
+        ttft=prefill_of(prefill_rate, db),
+    )
+    return _of_files(files, options, route, fail_under, price, as_json=as_json)
+
+
+def _of_store(
+    db: str | None, route: str | None, dismiss: str | None, price: _Price, *, as_json: bool
+) -> None:
+    with opened(db) as store:
+        if dismiss is not None:
+            store.advice.dismiss(dismiss)
+            click.echo(f"dismissed {dismiss}")
+            return
+        found = store.advice.suggestions(route=route)
+    none_because = None if found else "the agent has found none yet: it needs traffic through the gateway"
     if as_json:
-        emit_json({"suggestions": suggestions, "none_because": none_because, "skipped": skipped})
-        return
-    emit_table("Suggestions", _COLUMNS, map(_row, suggestions), empty=f"no suggestion: {none_because}")
-    for item in suggestions:
-        click.echo(f"{item.id}: {' '.join(steps_of(item))}")
-    for line in skipped:
-        click.echo(f"skipped line {line['line']}: {line['reason']}", err=True)
+        emit_json({"suggestions": _json(found, price), "none_because": none_because, "skipped": []})
+    else:
+        _show(found, none_because, price)
+
+
+def _of_files(
+    files: tuple[Path, ...],
+    options: "LogOptions",
+    route: str | None,
+    fail_under: float | None,
+    price: _Price,
+    *,
+    as_json: bool,
+) -> int:
+    from kvscope.tuning.log_advice import advise_log, estimated
+
+    with reading(files, "replaying") as watch:
+        found = advise_log(files, dataclasses.replace(options, watch=watch), now=system_clock())
+    if fail_under is not None and estimated(found.replay, options):
+        raise UsageError("--fail-under compares exact figures: name the model's tokenizer with --tokenizer")
+    holds = None if fail_under is None else found.check(fail_under)
+    suggestions = [item for item in found.advice.suggestions if route in (None, item.route)]
+    if as_json:
+        emit_json(_document(found, suggestions, price) | {"fail_under": fail_under, "holds": holds})
+    else:
+        _show(suggestions, found.advice.none_because or "none for that route", price)
+        _show_log(found)
+    if holds is False:
+        click.echo(f"the hit rate {percent(found.replay.hit_rate)} is under {percent(fail_under)}", err=True)
+    return 1 if holds is False else 0
+
+
+def _document(found: "LogAdvice", suggestions: list[Suggestion], price: _Price) -> dict[str, Any]:
+    replay = found.replay
+    return {
+        "suggestions": _json(suggestions, price),
+        "none_because": found.advice.none_because,
+        "unchanged": found.advice.unchanged,
+        "hit_rate": replay.hit_rate,
+        "requests": replay.requests,
+        "exactness": replay.exactness,
+        "notes": replay.notes,
+        "without_text": found.without_text,
+        "skipped": skipped_json(replay.skipped),
+    }
+
+
+def _json(suggestions: list[Suggestion], price: _Price) -> list[dict[str, Any]]:
+    return [
+        {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+        | {"cost_saved_per_day": price.saved(item)}
+        for item in suggestions
+    ]
 
 
 _COLUMNS = ("id", "route", "kind", "risk", "hit rate now", "predicted", "TTFT change", "tokens saved a day")
+
+
+def _show(suggestions: list[Suggestion], none_because: str | None, price: _Price) -> None:
+    columns: tuple[str, ...] = _COLUMNS
+    rows = [_row(item) for item in suggestions]
+    if price.gpu_hour is not None:
+        columns = (*columns, "cost saved a day")
+        rows = [(*row, words.rough(price.saved(item))) for row, item in zip(rows, suggestions, strict=True)]
+    emit_table("Suggestions", columns, rows, empty=f"no suggestion: {none_because}")
+    for item in suggestions:
+        click.echo(f"{item.id}: {' '.join(steps_of(item))}")
 
 
 def _row(item: Suggestion) -> tuple[Any, ...]:
@@ -81,31 +198,49 @@ def _row(item: Suggestion) -> tuple[Any, ...]:
         item.risk.value,
         percent(item.hit_rate_before),
         percent(item.hit_rate_after),
-        milliseconds(item.ttft_change_seconds),
+        _ttft(item),
         words.rough(item.tokens_saved_per_day),
     )
 
 
-def _from_files(
-    files: tuple[Path, ...], tokenizer: Path | None, block_size: int, blocks: int | None
-) -> tuple[list[Suggestion], str | None, list[dict[str, Any]]]:
-    from kvscope.prompts.tokenizing import load_tokenizer
-    from kvscope.tuning.advisor import advise
-    from kvscope.tuning.logs import read_prompts
-
-    if tokenizer is None:
-        raise UsageError("log files need --tokenizer DIR, the folder of the model's tokenizer.json")
-    read = read_prompts(files)
-    advice = advise(
-        read.prompts,
-        tokenizer=load_tokenizer(tokenizer),
-        block_size=block_size,
-        num_blocks=blocks,
-        ttft=None,
-        now=system_clock(),
+def _ttft(item: Suggestion) -> str | None:
+    if item.ttft_change_seconds is None:
+        return None
+    change, low, high = (
+        f"{1000 * seconds:,.1f}"
+        for seconds in (
+            item.ttft_change_seconds,
+            item.evidence.get("ttft_change_low_seconds", item.ttft_change_seconds),
+            item.evidence.get("ttft_change_high_seconds", item.ttft_change_seconds),
+        )
     )
-    skipped = [{"line": line, "reason": reason} for line, reason in read.skipped]
-    return list(advice.suggestions), advice.none_because, skipped
+    return f"{change} ms ({low} to {high})"
+
+
+def _show_log(found: "LogAdvice") -> None:
+    replay = found.replay
+    click.echo(f"hit rate of {replay.requests:,} requests: {percent(replay.hit_rate)} ({replay.exactness})")
+    for note in replay.notes:
+        click.echo(f"note: {note}")
+    for route, reason in found.advice.unchanged.items():
+        click.echo(f"{route}: {reason}")
+    if found.without_text is not None:
+        emit_table(
+            "Memory",
+            ("blocks", "hit rate"),
+            [(point.blocks, percent(point.hit_rate)) for point in found.without_text.capacity],
+            empty="no capacity can be told",
+        )
+        emit_table(
+            "Routing",
+            ("routing", "replicas", "hit rate", "busiest over mean"),
+            [
+                (row.routing, row.replicas, percent(row.hit_rate), row.imbalance)
+                for row in found.without_text.routing
+            ],
+            empty="no routing can be told",
+        )
+    show_skipped(replay.skipped)
 
 
 _PARTS = ("route", "role", "message", "kind", "one value a", "seen", "distinct", "characters", "place")
@@ -117,9 +252,10 @@ def _show_structure(files: tuple[Path, ...], route: str | None, *, as_json: bool
 
     if not files:
         raise UsageError("--structure needs FILES, request logs with the prompts")
-    parts = [part for part in described(read_prompts(files).prompts) if route in (None, part.route)]
+    read = read_prompts(files)
+    parts = [part for part in described(read.prompts) if route in (None, part.route)]
     if as_json:
-        emit_json({"structure": parts})
+        emit_json({"structure": parts, "skipped": skipped_json(read.skipped)})
         return
     rows = [
         (
@@ -136,3 +272,4 @@ def _show_structure(files: tuple[Path, ...], route: str | None, *, as_json: bool
         for part in parts
     ]
     emit_table("Structure", _PARTS, rows, empty="no prompt of that route")
+    show_skipped(read.skipped)

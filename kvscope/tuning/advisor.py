@@ -8,9 +8,9 @@ is taken from the newer half of the window, where the cache is warm. A change mu
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from kvscope.analysis.offline.load import Encoder
 from kvscope.model.advice import Suggestion
 from kvscope.model.prompt import Prompt, Risk
-from kvscope.prompts.tokenizing import PromptTokenizer
 from kvscope.prompts.transforms import layout_name
 from kvscope.tuning.effects import Effect, TtftPredictor, suggestion_of
 from kvscope.tuning.evidence import evidence_of
@@ -48,7 +48,7 @@ class _Judged:
 def advise(  # noqa: PLR0913 - what advice depends on, all of it named
     prompts: Sequence[Prompt],
     *,
-    tokenizer: PromptTokenizer,
+    tokenizer: Encoder,
     block_size: int,
     num_blocks: int | None,
     ttft: TtftPredictor | None,

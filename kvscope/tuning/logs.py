@@ -1,107 +1,98 @@
-"""Reads request logs: JSON lines of OpenAI-style bodies, plain or wrapped, also gzipped.
-
-A line is a chat body (``messages``), a completion body (``prompt``), or an object that holds one under
-``body`` or ``request`` beside its time, id, session and the like. A line that is none of these is counted
-with its number and the reason, and the rest is read.
-"""
+"""Request logs of any known format as prompts with their text, for advice, entropies and layouts."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from kvscope.analysis.formats.bodies import ID_KEYS, SESSION_KEYS, TIME_KEYS, api_of, body_of
-from kvscope.analysis.formats.fields import first_text, unix_seconds
-from kvscope.analysis.formats.sources import BrokenStreamError, opened
+from kvscope.analysis.formats.detect import KNOWN, read
+from kvscope.analysis.formats.records import BadLine, BlockHashes, BlockIds, Body, LoggedRequest
+from kvscope.analysis.formats.sources import Watch
 from kvscope.errors import UsageError
 from kvscope.model.prompt import Prompt
 from kvscope.prompts.routes import RouteMiner
 
-_TENANT_KEYS = ("tenant", "tenant_id")
+NO_TEXT = "hashes of blocks without text: `kvscope replay` tells of capacity and routing"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """Requests in the order of the files, and the lines that were left out."""
+
+    requests: tuple[LoggedRequest, ...]
+    skipped: tuple[BadLine, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReadResult:
-    """Prompts in order of arrival, and the lines that were left out as (line number, reason)."""
+    """Prompts in order of arrival, and the lines that were left out."""
 
     prompts: tuple[Prompt, ...]
-    skipped: tuple[tuple[int, str], ...]
+    skipped: tuple[BadLine, ...]
 
 
-def read_prompts(paths: Sequence[Path]) -> ReadResult:
-    """Return the prompts of all files.
+def read_log(paths: Sequence[Path], *, watch: Watch | None = None) -> Log:
+    """Return what all files hold; ``watch`` hears of the bytes read.
 
-    A line that tells no time has that of the line before it, or 0: it keeps its place. Different models
-    never share a cache, so the model's name stands for the engine. Raises ``UsageError`` for a file that
-    cannot be read, and where no file holds a request.
+    Raises ``UsageError`` for a file that cannot be read, and where no file holds a request.
     """
-    prompts: list[Prompt] = []
-    skipped: list[tuple[int, str]] = []
-    miner = RouteMiner()
-    for path in paths:
-        named = f"{path.name}: " if len(paths) > 1 else ""
-        for number, found in _prompts(path, miner):
-            if isinstance(found, Prompt):
-                prompts.append(found)
-            else:
-                skipped.append((number, named + found))
+    requests: list[LoggedRequest] = []
+    skipped: list[BadLine] = []
+    for each in read(paths, watch=watch):
+        if isinstance(each, BadLine):
+            skipped.append(each)
+        else:
+            requests.append(each)
+    if not requests:
+        first = "".join(f"; {each.origin}: {each.reason}" for each in skipped[:1])
+        raise UsageError(f"no request in {', '.join(map(str, paths))}{first}. Known formats: {KNOWN}")
+    return Log(requests=tuple(requests), skipped=tuple(skipped))
+
+
+def read_prompts(paths: Sequence[Path], *, watch: Watch | None = None) -> ReadResult:
+    """Return the prompts of all files; raises as ``read_log``, and where none of the requests has a text."""
+    log = read_log(paths, watch=watch)
+    prompts = prompts_of(log.requests)
+    without = tuple(BadLine(origin=each.origin, reason=NO_TEXT) for each in log.requests if hashed(each))
     if not prompts:
-        reason = f"; line {skipped[0][0]}: {skipped[0][1]}" if skipped else "; it is empty"
-        names = ", ".join(str(path) for path in paths)
-        raise UsageError(f"no request in {names}: each line must be a chat or completion body{reason}")
-    prompts.sort(key=lambda prompt: prompt.arrived_at)
-    return ReadResult(prompts=tuple(prompts), skipped=tuple(skipped))
+        raise UsageError(f"no text in {', '.join(map(str, paths))}: it has {NO_TEXT}")
+    return ReadResult(prompts=prompts, skipped=log.skipped + without)
 
 
-def _prompts(path: Path, miner: RouteMiner) -> Iterator[tuple[int, Prompt | str]]:
-    """Yield each line's number with its prompt, or why there is none."""
-    number = 0
-    last_at = 0.0
-    with opened(path) as lines:
-        try:
-            for number, line in lines:
-                found = _prompt(line, f"{path.name}:{number}", last_at, miner)
-                if isinstance(found, Prompt):
-                    last_at = found.arrived_at
-                if found is not None:
-                    yield number, found
-        except BrokenStreamError as error:
-            yield number + 1, str(error)
+def hashed(request: LoggedRequest) -> bool:
+    """Whether a request is known by hashes alone, not by its text or tokens."""
+    return isinstance(request.prompt, BlockIds | BlockHashes)
 
 
-def _prompt(line: bytes, name: str, last_at: float, miner: RouteMiner) -> Prompt | str | None:
-    """Return the prompt of one line, or why there is none; None for a blank line."""
-    if not line.strip():
-        return None
-    try:
-        value = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        return f"not JSON: {error}"
-    if not isinstance(value, dict):
-        return f"a {type(value).__name__} and no JSON object"
-    body = body_of(value)
-    api = api_of(body)
-    if api is None:
-        return "no request body: neither `messages` (a list of objects) nor `prompt`"
-    at = _time(value, last_at)
-    if at is None:
-        return "a time that is neither a number nor ISO 8601"
-    model = body.get("model")
-    return Prompt(
-        request_id=first_text(value, ID_KEYS) or name,
-        api=api,
-        route=miner.route(api, body, first_text(value, ("route",))),
-        arrived_at=at,
-        body=body,
-        sent_body=body,
-        engine=model if isinstance(model, str) else "",
-        session=first_text(value, SESSION_KEYS),
-        tenant=first_text(value, _TENANT_KEYS),
-    )
+def prompts_of(requests: Sequence[LoggedRequest]) -> tuple[Prompt, ...]:
+    """Return the requests with text or tokens as prompts, in order of arrival.
+
+    One that tells no time has that of the one before it, or 0: it keeps its place. Different models never
+    share a cache, so the model's name stands for the engine.
+    """
+    miner = RouteMiner()
+    prompts: list[Prompt] = []
+    at = 0.0
+    for each in requests:
+        at = at if each.at is None else each.at
+        body = _body(each)
+        if body is not None:
+            prompts.append(
+                Prompt(
+                    request_id=each.request_id,
+                    api=body.api,
+                    route=miner.route(body.api, body.body, each.route),
+                    arrived_at=at,
+                    body=body.body,
+                    sent_body=body.body,
+                    engine=each.model or "",
+                    session=each.session,
+                    tenant=each.tenant,
+                )
+            )
+    return tuple(sorted(prompts, key=lambda prompt: prompt.arrived_at))
 
 
-def _time(value: Mapping[str, Any], last_at: float) -> float | None:
-    """Return the line's time as Unix seconds, None where it cannot be understood."""
-    return unix_seconds(next((value[key] for key in TIME_KEYS if value.get(key) is not None), last_at))
+def _body(request: LoggedRequest) -> Body | None:
+    if request.text is not None:
+        return request.text
+    return request.prompt if isinstance(request.prompt, Body) else None

@@ -48,14 +48,14 @@ def body(value: Mapping[str, Any], place: Place) -> LoggedRequest:
     output = _tokens(value, "output_token_ids")
     salt = inner.get("cache_salt")
     at, finished_at = _times(value)
+    text = Body(api=api, body=as_openai(inner) if is_anthropic(inner) else inner)
     return LoggedRequest(
         request_id=first_text(value, ID_KEYS) or place.name,
         origin=place.name,
         at=at,
         finished_at=finished_at,
-        prompt=Body(api=api, body=as_openai(inner) if is_anthropic(inner) else inner)
-        if tokens is None
-        else TokenIds(ids=tokens),
+        prompt=text if tokens is None else TokenIds(ids=tokens),
+        text=None if tokens is None else text,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         output=usage.output_tokens if output is None else output,

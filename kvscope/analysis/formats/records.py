@@ -53,6 +53,7 @@ class LoggedRequest:
     no time. ``prompt_tokens`` and ``cached_tokens`` are what the engine counted. ``output`` is what was
     generated: token ids, or only their number, or None where nothing is said. ``whole`` is false where the
     file holds a part of the prompt only, so that the engine's counts are those of more than is known.
+    ``text`` is the body beside the engine's tokens, where the file has both.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class LoggedRequest:
     salt: str | None = None
     lookup: bool = True
     whole: bool = True
+    text: Body | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

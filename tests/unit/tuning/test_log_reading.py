@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from kvscope.errors import UsageError
 from kvscope.tuning.logs import read_prompts
@@ -92,11 +93,11 @@ def test_bad_lines_are_counted_with_number_and_reason(tmp_path: Path) -> None:
     )
     read = read_prompts([file])
     assert len(read.prompts) == 2
-    assert [number for number, _ in read.skipped] == [2, 4, 5, 6, 7, 8, 9, 10, 11, 12]
-    reasons = dict(read.skipped)
+    reasons = {each.line: each.reason for each in read.skipped}
+    assert list(reasons) == [2, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     assert reasons[2].startswith("not JSON")
-    assert reasons[4] == "a list and no JSON object"
-    assert "neither `messages`" in reasons[5]
+    assert reasons[4] == "a int and no JSON object"
+    assert "of no known form, with the keys messages" in reasons[5]
     assert "ISO 8601" in reasons[10]
     assert all("\n" not in reason for reason in reasons.values())
 
@@ -107,8 +108,9 @@ def test_several_files_name_themselves_and_are_ordered_by_time(tmp_path: Path) -
     empty = written(tmp_path / "empty")
     read = read_prompts([one, two, empty])
     assert [each.request_id for each in read.prompts] == ["two:1", "one:1"]
-    ((number, reason),) = read.skipped
-    assert (number, reason.startswith("one: not JSON")) == (2, True)
+    assert [(each.origin, each.reason[:8]) for each in read.skipped] == [
+        ("one:2", "not JSON"), ("empty:0", "the file"),
+    ]  # fmt: skip
 
 
 def test_a_recording_of_a_real_server(tmp_path: Path) -> None:
@@ -127,16 +129,54 @@ def test_a_gzip_stream_that_breaks_off_is_read_to_there(tmp_path: Path) -> None:
     broken.write_bytes(whole[: len(whole) // 2])
     read = read_prompts([broken])
     assert 10 < len(read.prompts) < 160
-    assert "breaks off" in read.skipped[-1][1]
+    assert "breaks off" in read.skipped[-1].reason
 
 
 def test_files_without_requests_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no-such-file cannot be read: No such file") as missing:
         read_prompts([tmp_path / "no-such-file"])
     assert "\n" not in str(missing.value)
-    with pytest.raises(UsageError, match="it is empty"):
+    with pytest.raises(UsageError, match="the file is empty"):
         read_prompts([written(tmp_path / "empty")])
-    with pytest.raises(UsageError, match=r"no request in .*; line 1: not JSON"):
-        read_prompts([written(tmp_path / "text", "hello", "world")])
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_prompts([tmp_path])
+    with pytest.raises(UsageError, match=r"no request in .*; broken:1: not JSON"):
+        read_prompts([written(tmp_path / "broken", "{", "world")])
+    with pytest.raises(UsageError, match=r"holds no \.jsonl"):
+        read_prompts([empty_folder(tmp_path)])
+
+
+def empty_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    return folder
+
+
+def test_all_formats_with_text_are_prompts(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
+    file = written(
+        tmp_path / "log.jsonl",
+        {"conversations": turns},
+        {"system": "be kind", "messages": CHAT["messages"], "max_tokens": 5},
+        {"input": "a whole prompt", "output": "an answer"},
+        {"body": CHAT, "prompt_token_ids": [1, 2, 3], "usage": {"prompt_tokens": 3}},
+        {"timestamp": 0, "hash_ids": [1], "input_length": 512, "output_length": 1},
+    )
+    read = read_prompts([file])
+    texts = [each.body.get("messages", each.body.get("prompt")) for each in read.prompts]
+    assert texts[0] == [{"role": "user", "content": "hi"}]
+    assert texts[1][0] == {"role": "system", "content": "be kind"}
+    assert texts[2] == "a whole prompt"
+    assert texts[3] == CHAT["messages"]
+    (hashes,) = read.skipped
+    assert (hashes.line, hashes.reason.startswith("hashes of blocks")) == (5, True)
+
+
+def test_zstandard_and_plain_text(tmp_path: Path) -> None:
+    file = tmp_path / "log.zst"
+    file.write_bytes(zstandard.compress(b"first prompt\nsecond prompt\n"))
+    assert [each.body["prompt"] for each in read_prompts([file]).prompts] == ["first prompt", "second prompt"]
+
+
+def test_hashes_alone_have_no_text(tmp_path: Path) -> None:
+    trace = {"timestamp": 0, "hash_ids": [1], "input_length": 512, "output_length": 1}
+    with pytest.raises(UsageError, match=r"no text in .*hashes of blocks"):
+        read_prompts([written(tmp_path / "trace.jsonl", trace)])
