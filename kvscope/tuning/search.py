@@ -136,10 +136,17 @@ def _without_idle(rough: Judge, route: RouteWindow, change: Change, slack: float
     mark = _rate(rough.outcome(route, change.specs), route)
     for option in reversed(change.options):
         fewer = Change(tuple(each for each in change.options if each != option))
+        if _done_by(fewer, option):
+            continue  # the transform does it anyway, so the suggestion has to name its place
         rate = _rate(rough.outcome(route, fewer.specs), route)
         if rate >= mark - slack:
             change, mark = fewer, max(mark, rate)
     return change
+
+
+def _done_by(change: Change, option: Option) -> bool:
+    """Whether ``change`` makes the form of ``option`` canonical without it: flags only add to a transform."""
+    return not option.lines and option.flag is None and option.kind in change.kinds
 
 
 def _rate(outcome: Outcome, route: RouteWindow) -> float:
