@@ -1,6 +1,6 @@
 """Plant known faults in logs made of real prompts, and see whether the advisor finds them.
 
-    python benchmarks/suggested_faults.py [--data DIR] [--build] [--seeds 3] [--requests 48] [--json]
+    python benchmarks/suggested_faults.py [--data DIR] [--build] [--seeds 3] [--first 0] [--json]
 
 Sentences, documents, questions and tools are those of ``prompts/`` of the data folder (``--data``, else
 KVSCOPE_DATA, else ../shared/data). Each kind of fault alone, two or three at once, and clean logs with things
@@ -52,10 +52,10 @@ def tool_tokenizer(folder: Path) -> LocalTokenizer:
         return load_tokenizer(Path(copy))
 
 
-def logs(data: Path, *, build: bool, seeds: int, requests: int) -> Iterator[Log]:
+def logs(data: Path, *, build: bool, seeds: Sequence[int], requests: int) -> Iterator[Log]:
     """Yield all logs of one half."""
     half = texts(data / "prompts", held_out=not build)
-    names = [f"{'build' if build else 'final'} {number}" for number in range(seeds)]
+    names = [f"{'build' if build else 'final'} {number}" for number in seeds]
     many = [f"{name} {part}" for name in names for part in range(8)]
     yield from single_logs(seeds=names, texts=half, count=requests)
     yield from mixed_logs(seeds=many, texts=half, count=requests)
@@ -139,6 +139,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("KVSCOPE_DATA", "../shared/data")))
     parser.add_argument("--build", action="store_true", help="the half that rules may be built with")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--only", default="", help="logs whose name holds this")
     parser.add_argument("--json", action="store_true")
@@ -148,9 +149,10 @@ def main() -> int:
         return 0
     tokenizer = tool_tokenizer(options.data / "vllm-0.32.0" / "tokenizer")
     began = time.process_time()
+    seeds = range(options.first, options.first + options.seeds)
     found = [
         measured(log, tokenizer)
-        for log in logs(options.data, build=options.build, seeds=options.seeds, requests=options.requests)
+        for log in logs(options.data, build=options.build, seeds=seeds, requests=options.requests)
         if options.only in log.name
     ]
     told = summary(found) | {"processor_seconds": time.process_time() - began}
