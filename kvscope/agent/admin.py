@@ -1,6 +1,6 @@
 """Health, readiness and kvscope's own metrics over HTTP."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
@@ -8,12 +8,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvscope.prompts.mining.live import LiveRoute
+
 Health = Callable[[], dict[str, tuple[bool, str]]]
 """Returns for each part whether it works and one line that says how."""
 
+Mined = Callable[[], Awaitable[Sequence[LiveRoute]]]
 
-def admin_app(health: Health, registry: CollectorRegistry) -> Starlette:
-    """Return the admin application: ``/healthz`` (alive), ``/readyz`` (all parts work), ``/metrics``."""
+
+def admin_app(health: Health, registry: CollectorRegistry, mined: Mined) -> Starlette:
+    """Return the admin application.
+
+    ``/healthz`` (alive), ``/readyz`` (all parts work), ``/metrics``, and ``/routes``: what the prompts of
+    each route share and where they vary, without their text.
+    """
 
     def report() -> dict[str, dict[str, object]]:
         return {name: {"ok": ok, "detail": detail} for name, (ok, detail) in health().items()}
@@ -29,6 +37,8 @@ def admin_app(health: Health, registry: CollectorRegistry) -> Starlette:
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(
-        routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
-    )
+    async def routes(_: Request) -> Response:
+        return JSONResponse({"routes": [route.as_json() for route in await mined()]})
+
+    served = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/routes": routes}
+    return Starlette(routes=[Route(path, answer) for path, answer in served.items()])

@@ -193,7 +193,7 @@ class Agent:
         admin = self._settings.admin
         if admin.port:
             listener = AsgiListener(
-                admin_app(self.health, self._registry),
+                admin_app(self.health, self._registry, self._advisor.mined),
                 bind(admin.host, admin.port, setting="--admin-port"),
             )
             await listener.start()

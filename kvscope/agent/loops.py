@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client import Counter
 
@@ -14,10 +15,15 @@ from kvscope.analysis.latency import fit_latency
 from kvscope.analysis.live import Analyser
 from kvscope.clock import Clock
 from kvscope.config.settings import AdvisorSettings
+from kvscope.prompts.mining.live import LiveRoute, mined_routes
 from kvscope.store.database import Store
 
 _LOG = logging.getLogger(__name__)
 _RECORDS_FOR_FIT = 5_000
+_MINED_ROUTES = 64  # the busiest; a tenth of a second each
+
+_Task = TypeVar("_Task")
+_Found = TypeVar("_Found")
 
 
 class Loop:
@@ -107,14 +113,23 @@ class Advisor:
             min_gain=self._settings.min_gain,
             in_force={policy.route: policy.transforms for policy in policies},
         )
-        if self._pool is None:
-            self._pool = advice_pool()
-        advice = await asyncio.get_running_loop().run_in_executor(self._pool, run_task, task)
+        advice = await self._aside(run_task, task)
         await asyncio.to_thread(
             self._store.advice.save_suggestions,
             advice.suggestions,
             looked_at={prompt.route for prompt in window},
         )
+
+    async def mined(self) -> list[LiveRoute]:
+        """Return what the prompts of each route share and where they vary, as of now."""
+        samples = await asyncio.to_thread(self._analyser.samples)
+        return await self._aside(mined_routes, samples[:_MINED_ROUTES])
+
+    async def _aside(self, work: Callable[[_Task], _Found], task: _Task) -> _Found:
+        """Do ``work`` in the advisor's process, one thing at a time."""
+        if self._pool is None:
+            self._pool = advice_pool()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, task)
 
     def close(self) -> None:
         """End the advisor's process."""

@@ -35,6 +35,7 @@ from kvscope.model.prompt import Prompt
 from kvscope.model.request import RequestPart, RequestRecord, Source, Status
 from kvscope.model.telemetry import CacheEventBatch
 from kvscope.pipeline.contracts import Batch, Sink
+from kvscope.prompts.mining.live import RouteSample, RouteSamples
 from kvscope.prompts.segments import Segment, segments
 from kvscope.prompts.tokenizing import PromptTokenizer
 
@@ -146,6 +147,7 @@ class Analyser:
         self._counted: OrderedDict[str, RequestRecord] = OrderedDict()
         self._waiting: dict[str, list[_Waiting]] = {}
         self._window = Window(settings.window_prompts, settings.window_bytes)
+        self._samples = RouteSamples()
         self._outbox = Outbox(sink, self._metrics.dropped)
 
     def start(self) -> None:
@@ -181,6 +183,10 @@ class Analyser:
     def window(self) -> list[Prompt]:
         """Return the latest prompts, oldest first, for the advisor."""
         return self._window.prompts()
+
+    def samples(self) -> list[RouteSample]:
+        """Return what was sampled of each route, without its text, the busiest first."""
+        return self._samples.samples()
 
     def index(self, engine: str) -> BlockIndex | None:
         """Return what the engine has cached, or None while no event has told."""
@@ -218,6 +224,10 @@ class Analyser:
     def _take_prompt(self, prompt: Prompt) -> None:
         texts = segments(prompt.api, prompt.sent_body)
         self._window.add(prompt, sum(len(segment.text) for segment in texts))
+        try:
+            self._samples.add(prompt.route, texts)
+        except Exception:  # noqa: BLE001 - the prompt's misses are explained whatever fails beside that
+            self._metrics.failures.labels("mining").inc()
         request = self._request(prompt.request_id)
         if request is None:
             return

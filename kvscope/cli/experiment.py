@@ -4,6 +4,7 @@ Reading and writing go through the store. ``start``, ``stop``, ``promote`` and `
 wait for the agent's controller to act on it.
 """
 
+import json
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ from kvscope.clock import iso, system_clock
 from kvscope.errors import UnreachableError, UsageError
 from kvscope.experiments.design import from_suggestion, from_transforms
 from kvscope.model.advice import Experiment, Intent, IntentAction, Look, Unit
+from kvscope.model.prompt import TransformSpec
+from kvscope.prompts.transforms import TRANSFORMS, check_spec
 from kvscope.prompts.transforms.variant import use_variant
 from kvscope.reports.changes import changes_of
 from kvscope.store.database import Store
@@ -36,7 +39,17 @@ def experiment() -> None:
     metavar="ID",
     help="Which suggestion is put to the test; default: the best.",
 )
-@click.option("--route", help="With --layout-variant: the layout that is its route.")
+@click.option(
+    "--route",
+    help="With --layout-variant: the layout that is its route; with --change: whose prompts change.",
+)
+@click.option(
+    "--change",
+    "changes",
+    multiple=True,
+    metavar="JSON",
+    help='A transform, {"kind": …, "params": …}, to put to the test instead; may be repeated.',
+)
 @click.option(
     "--layout-variant", metavar="NAME", help="Put this variant of a declared layout to the test instead."
 )
@@ -67,6 +80,7 @@ def create(
     name: str,
     suggestion_id: str | None,
     route: str | None,
+    changes: tuple[str, ...],
     layout_variant: str | None,
     isolate: bool,
     share: float,
@@ -78,7 +92,7 @@ def create(
     db: str | None,
     as_json: bool,
 ) -> None:
-    """Plan an experiment NAME from a suggestion, or with a variant of a layout as its treatment."""
+    """Plan an experiment NAME of a suggestion, a layout's variant, or transforms."""
     terms: dict[str, Any] = {
         "name": name,
         "approved": approve,
@@ -90,11 +104,13 @@ def create(
         "isolated": isolate,
         "now": system_clock(),
     }
-    if (layout_variant is None) is not (route is None):
-        raise UsageError("--layout-variant and --route go together: a variant of which layout?")
+    asked = [use_variant(layout_variant)] if layout_variant is not None else []
+    asked += [_transform(change) for change in changes]
+    if bool(asked) is not (route is not None):
+        raise UsageError("--route goes with --layout-variant or --change: which route's prompts change how?")
     with opened(db) as store:
-        if layout_variant is not None and route is not None:
-            planned = from_transforms((use_variant(layout_variant),), route=route, **terms)
+        if route is not None:
+            planned = from_transforms(tuple(asked), route=route, **terms)
         else:
             planned = from_suggestion(_suggestion(store, suggestion_id), **terms)
         store.experiments.create(planned)
@@ -104,6 +120,19 @@ def create(
     click.echo(f"created {name} on route {planned.route}: run `kvscope experiment start {name}`")
     for change in changes_of(planned.treatment.transforms):
         click.echo(f"  treatment: {change}")
+
+
+def _transform(text: str) -> TransformSpec:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--change: not JSON: {error}") from error
+    params = value.get("params", {}) if isinstance(value, dict) else None
+    if not isinstance(params, dict) or not isinstance(value.get("kind"), str):
+        raise UsageError(f'--change: write {{"kind": …, "params": {{…}}}}; kinds: {", ".join(TRANSFORMS)}')
+    spec = TransformSpec.from_json(value)
+    check_spec(spec)
+    return spec
 
 
 def _suggestion(store: Store, wanted: str | None) -> Any:

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import pairwise
 
 _MAJORITY = 0.5
@@ -23,12 +23,14 @@ class MinedSegment:
     """A piece of a template: ``tokens`` that most prompts have here; none where each has its own.
 
     ``distinct`` counts the different fillings that were seen of a varying place (1 for a static piece);
-    ``longest`` is the most tokens that one of them has.
+    ``longest`` is the most tokens that one of them has; ``fillings`` tells where they stand: number of the
+    text, first token, token after the last.
     """
 
     tokens: tuple[Hashable, ...]
     distinct: int
     longest: int
+    fillings: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def static(self) -> bool:
@@ -60,13 +62,14 @@ def mined_segments(texts: Sequence[Tokens]) -> list[MinedSegment]:
         end = at
         while end < len(backbone) and not common[end]:
             end += 1
-        fillings = _fillings(texts, places, at, end, len(backbone))
+        spans = tuple(_spans(texts, places, at, end, len(backbone)))
+        fillings = Counter(tuple(texts[number][low:high]) for number, low, high in spans)
         agreed, votes = fillings.most_common(1)[0] if fillings else ((), 0)
         if votes * 2 > fillings.total() or not fillings:
             static.extend(agreed)
         else:
             _close(pieces, static)
-            pieces.append(MinedSegment((), len(fillings), max(map(len, fillings))))
+            pieces.append(MinedSegment((), len(fillings), max(map(len, fillings)), spans))
         if end < len(backbone):
             static.append(backbone[end])
         at = end + 1
@@ -80,18 +83,15 @@ def _close(pieces: list[MinedSegment], static: list[Hashable]) -> None:
         static.clear()
 
 
-def _fillings(
+def _spans(
     texts: Sequence[Tokens], places: Sequence[Sequence[int]], start: int, end: int, length: int
-) -> Counter[tuple[Hashable, ...]]:
-    """Count what texts have at ``start`` to ``end`` of the backbone; those that miss an edge say nothing."""
-    found: Counter[tuple[Hashable, ...]] = Counter()
-    for text, place in zip(texts, places, strict=True):
+) -> Iterator[tuple[int, int, int]]:
+    """Tell where texts have what stands at ``start`` to ``end`` of the backbone, of those with both edges."""
+    for number, (text, place) in enumerate(zip(texts, places, strict=True)):
         low = 0 if start == 0 else place[start - 1] + 1
         high = len(text) if end == length else place[end]
-        edges = (start == 0 or place[start - 1] >= 0) and high >= 0
-        if edges:
-            found[tuple(text[low:high])] += 1
-    return found
+        if (start == 0 or place[start - 1] >= 0) and high >= 0:
+            yield number, low, high
 
 
 def _aligned(one: Tokens, other: Tokens) -> list[int]:

@@ -110,7 +110,7 @@ def test_render_gives_what_the_engine_gets(capsys: pytest.CaptureFixture[str], t
         (("render", SUPPORT, "--variables", "{"), "--variables: not JSON"),
         (("diff", SUPPORT, "--to", "z"), "no variant 'z'"),
         (("check", TOKENIZER), "no layout in this folder"),
-        (("mine", SUPPORT), "no request in"),
+        (("mine", SUPPORT), "no chat request in"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
