@@ -16,6 +16,7 @@ from kvscope.errors import KvscopeError
 # a command is imported when it is called: `kvscope --help` loads nothing heavy
 _COMMANDS = {
     "agent": ("kvscope.cli.agent", "agent", "Run the sidecar."),
+    "answers": ("kvscope.cli.answers", "answers", "What a change of prompts does to a server's answers."),
     "batch": ("kvscope.cli.batch", "batch", "Order an offline batch so that it reuses the cache."),
     "causes": ("kvscope.cli.causes", "causes", "Why the prompt tokens of log files missed."),
     "dashboard": ("kvscope.cli.dashboard", "dashboard", "Open the Streamlit dashboard."),

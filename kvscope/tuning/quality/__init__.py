@@ -1,0 +1,1 @@
+"""What a change of prompts does to answers: recorded prompts asked both ways, at temperature 0."""
