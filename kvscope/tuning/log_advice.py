@@ -63,7 +63,7 @@ def advise_log(paths: Sequence[Path], options: LogOptions, *, now: float) -> Log
 
     Raises ``UsageError`` for files without requests, and as the replay does.
     """
-    log = read_log(paths, watch=options.watch)
+    log = read_log(paths, block_size=options.block_size, watch=options.watch)
     without_text = all(map(hashed, log.requests))
     replay = _replayed(log, options, without_text=without_text)
     if without_text:

@@ -30,14 +30,16 @@ class ReadResult:
     skipped: tuple[BadLine, ...]
 
 
-def read_log(paths: Sequence[Path], *, watch: Watch | None = None) -> Log:
+def read_log(paths: Sequence[Path], *, block_size: int | None = None, watch: Watch | None = None) -> Log:
     """Return what all files hold; ``watch`` hears of the bytes read.
+
+    ``block_size`` is that of traces of block ids where it is not their format's usual one.
 
     Raises ``UsageError`` for a file that cannot be read, and where no file holds a request.
     """
     requests: list[LoggedRequest] = []
     skipped: list[BadLine] = []
-    for each in read(paths, watch=watch):
+    for each in read(paths, block_size=block_size, watch=watch):
         if isinstance(each, BadLine):
             skipped.append(each)
         else:

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from kvscope.errors import UsageError
-from kvscope.tuning.logs import read_prompts
+from kvscope.tuning.logs import read_log, read_prompts
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 RECORDING = Path(__file__).parents[2] / "data" / "cache" / "vllm-0.32.0-sequential.jsonl.gz"
@@ -180,3 +180,11 @@ def test_hashes_alone_have_no_text(tmp_path: Path) -> None:
     trace = {"timestamp": 0, "hash_ids": [1], "input_length": 512, "output_length": 1}
     with pytest.raises(UsageError, match=r"no text in .*hashes of blocks"):
         read_prompts([written(tmp_path / "trace.jsonl", trace)])
+
+
+def test_the_block_size_of_a_trace_can_be_named(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]}\n')
+    assert len(read_log([trace], block_size=16).requests) == 1
+    with pytest.raises(UsageError, match="block size"):
+        read_log([trace])
