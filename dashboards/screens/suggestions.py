@@ -9,7 +9,7 @@ from dashboards.views import advice as view
 from kvscope.errors import KvscopeError
 from kvscope.model.advice import Experiment, RoutePolicy, Suggestion, Unit
 from kvscope.model.prompt import Risk
-from kvscope.reports import evidence, words
+from kvscope.reports import evidence, kinds, words
 from kvscope.reports.changes import in_force, steps_of
 
 _UNITS = {
@@ -51,7 +51,7 @@ def _body() -> None:
 def _card(suggestion: Suggestion, experiments: Sequence[Experiment], policies: Sequence[RoutePolicy]) -> None:
     with st.container(border=True, key=f"card-{suggestion.id}"):
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.subheader(words.title(suggestion.kind), anchor=False, width="content")
+            st.subheader(kinds.title(suggestion.kind), anchor=False, width="content")
             st.badge(f"route {ui.plain(suggestion.route)}", color="gray")
             st.badge(
                 suggestion.risk.value,

@@ -1,13 +1,12 @@
-"""What transforms would change, in words."""
+"""What suggestions and layouts would change, in words."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from kvscope.errors import UsageError
 from kvscope.model.advice import RoutePolicy, Suggestion
 from kvscope.model.prompt import TransformSpec
 from kvscope.prompts.transforms import describe
-from kvscope.reports import words
+from kvscope.reports import kinds
 
 
 def changes_of(transforms: Iterable[TransformSpec]) -> tuple[str, ...]:
@@ -17,43 +16,14 @@ def changes_of(transforms: Iterable[TransformSpec]) -> tuple[str, ...]:
 
 def steps_of(suggestion: Suggestion) -> tuple[str, ...]:
     """Return one line a thing to do: what the gateway would change, else what a person has to."""
-    change = suggestion.change
     told = changes_of(suggestion.transforms)
-    if told:
-        return told
-    if "blocks" in change:
-        return (f"Give the engine {change['blocks']:,} blocks: more --gpu-memory-utilization, or more GPUs.",)
-    if "routing" in change:
-        return (f"Choose the replica by {words.text(change['routing'])}: set gateway.routing.",)
-    if "cache_salt" in change:
-        return (f"Send one cache_salt a {change['cache_salt']}, so that its requests share the cache.",)
-    return (_of_the_application(change) or f"{words.title(suggestion.kind)}; a person must act.",)
+    return told or (kinds.by_hand(suggestion.kind, suggestion.change),)
 
 
-def _of_the_application(change: Mapping[str, Any]) -> str | None:
-    """Return what to change in the application that sends the prompts."""
-    if "keep_warm" in change:
-        seconds = change["keep_warm"]["every_seconds"]
-        return (
-            f"Touch the route's prefix (a request with max_tokens 1) {seconds:g} seconds after its last use."
-        )
-    if "stagger" in change:
-        return "Hold requests with one prefix back until the first of them has its first token."
-    if "history" in change:
-        step = change["history"].get("drop_messages")
-        if step is None:
-            return "Send each message of a conversation in every later turn as it was sent first."
-        return f"Cut history {step} messages at a time, not at every turn: leave it whole in between."
-    return _of_the_wording(change)
-
-
-def _of_the_wording(change: Mapping[str, Any]) -> str | None:
-    if "system_prompt" in change:
-        kept, replaced = change["system_prompt"]["keep"], len(change["system_prompt"]["replace"])
-        return f"Use one system prompt ({kept}) in place of {replaced} that nearly agree."
-    if change.get("content_order") == "text_first":
-        return "Send text that comes again before the images in a message."
-    return None
+def harms_of(suggestion: Suggestion) -> tuple[str, ...]:
+    """Return what could go wrong, one line for each kind of change in the suggestion."""
+    found = dict.fromkeys(spec.kind for spec in suggestion.transforms)
+    return tuple(kinds.harm(kind) for kind in found or (suggestion.kind,))
 
 
 def in_force(suggestion: Suggestion, policies: Iterable[RoutePolicy]) -> bool:

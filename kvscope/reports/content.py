@@ -85,7 +85,10 @@ class SuggestionLine:
     hit_rate_after: float
     ttft_change_seconds: float | None
     tokens_saved_per_day: float | None
+    gpu_seconds_saved_per_day: float | None
     changes: tuple[str, ...]
+    harms: tuple[str, ...]
+    by_hand: bool  # no transform does it: a person must act
     in_force: bool
     evidence: Mapping[str, Any]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvscope.reports import words
+from kvscope.reports import kinds, words
 from kvscope.reports.content import Report
 
 
@@ -62,6 +62,6 @@ def _suggestion(report: Report) -> Iterator[str]:
     best = next((item for item in report.suggestions if not item.in_force), None)
     if best is not None:
         yield (
-            f"The best open suggestion, on route {best.route}: {words.title(best.kind).lower()}; predicted"
+            f"The best open suggestion, on route {best.route}: {kinds.title(best.kind).lower()}; predicted"
             f" hit rate {words.percent(best.hit_rate_after)} after {words.percent(best.hit_rate_before)}."
         )

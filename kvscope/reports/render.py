@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from kvscope.clock import iso
 from kvscope.errors import UsageError
-from kvscope.reports import evidence, words
+from kvscope.reports import evidence, kinds, words
 from kvscope.reports.content import Report
 from kvscope.reports.headlines import headlines
 
@@ -51,11 +51,13 @@ def _environment(form: str) -> Environment:
         "change_percent": words.change_percent,
         "seconds": words.seconds,
         "change_seconds": words.change_seconds,
+        "gpu_seconds": words.gpu_seconds,
+        "ttft_change": evidence.ttft_change,
         "decimal": words.decimal,
         "moment": words.moment,
         "span": words.span,
         "words": words.text,
-        "title": words.title,
+        "title": kinds.title,
         "metric": words.metric,
         "quantity": words.quantity,
         "evidence": evidence.lines,

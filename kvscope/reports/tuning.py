@@ -7,7 +7,8 @@ from kvscope.model.cache_config import CACHE_CONFIG_METRIC, cache_configs
 from kvscope.model.request import MissCause, RequestRecord, Status
 from kvscope.model.telemetry import MetricSample
 from kvscope.model.views import HitRow, MissRow
-from kvscope.reports.changes import changes_of, in_force, steps_of
+from kvscope.reports import evidence
+from kvscope.reports.changes import changes_of, harms_of, in_force, steps_of
 from kvscope.reports.content import (
     CauseLine,
     Engine,
@@ -155,7 +156,10 @@ def _suggestion(item: Suggestion, policies: Sequence[RoutePolicy]) -> Suggestion
         hit_rate_after=item.hit_rate_after,
         ttft_change_seconds=item.ttft_change_seconds,
         tokens_saved_per_day=item.tokens_saved_per_day,
+        gpu_seconds_saved_per_day=evidence.gpu_seconds(item.evidence),
         changes=steps_of(item),
+        harms=harms_of(item),
+        by_hand=not item.transforms,
         in_force=in_force(item, policies),
         evidence=dict(item.evidence),
     )

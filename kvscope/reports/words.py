@@ -26,35 +26,11 @@ CAUSE_MEANINGS = {
     "unknown": "cannot be told from the sources at hand",
 }
 
-KIND_TITLES = {
-    "move_volatile": "Move changing lines behind stable ones",
-    "sort_tools": "Send tools in one order",
-    "canonical_json": "Write JSON keys in one order",
-    "normalize_whitespace": "Write white space in one way",
-    "fix_example_order": "Send examples in one order",
-    "sort_documents": "Send documents in one order",
-    "split_tenant": "Put shared text before each tenant's own",
-    "stable_history": "Keep the history as it was sent",
-    "unify_prompts": "Share one system prompt",
-    "align_block": "Let the stable prefix end on a block",
-    "text_before_image": "Put text before images",
-    "stagger_identical": "Let the first of equal prompts go ahead",
-    "more_memory": "Give the cache more memory",
-    "keep_warm": "Keep the prefix warm",
-    "route_affinity": "Send a route's requests to one replica",
-    "widen_salt": "Share the cache more widely",
-}
-
 
 def metric(name: str) -> str:
     """Return what a metric of an experiment is, in words."""
     known = METRICS.get(name)
     return known.words if known else text(name)
-
-
-def title(kind: str) -> str:
-    """Return what a kind of suggestion does, as a heading."""
-    return KIND_TITLES.get(kind, text(kind).capitalize())
 
 
 def count(value: float | None) -> str:
@@ -100,6 +76,19 @@ def seconds(value: float | None) -> str:
 def change_seconds(value: float | None) -> str:
     """Return a change of a time with its sign: ``+12 ms``."""
     return UNKNOWN if value is None else ("+" if value > 0 else "") + seconds(value)
+
+
+def change_within(value: float | None, low: float | None, high: float | None) -> str:
+    """Return a change of a time with its 90 % interval: ``−131 ms (−140 to −122 ms)``."""
+    told = change_seconds(value)
+    if value is None or low is None or high is None:
+        return told
+    return f"{told} ({interval(low, high, 'ttft_seconds')})"
+
+
+def gpu_seconds(value: float | None) -> str:
+    """Return GPU time as ``3,460 GPU s``, three digits of it meant."""
+    return UNKNOWN if value is None else f"{rough(value)} GPU s"
 
 
 def decimal(value: float | None, digits: int = 2) -> str:

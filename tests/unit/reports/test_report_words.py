@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvscope.reports import evidence, words
+from kvscope.reports import evidence, kinds, words
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ from kvscope.reports import evidence, words
         (words.characters(12, 1031), "characters 12 to 1,031"),
         (words.characters(None, None), "unknown"),
         (words.text("in_flight"), "in flight"),
-        (words.title("sort_tools"), "Send tools in one order"),
-        (words.title("some_new_rule"), "Some new rule"),
+        (kinds.title("sort_tools"), "Send tools in one order"),
+        (kinds.title("some_new_rule"), "Some new rule"),
         (words.quantity(-816.1, "uncached_tokens", change=True), "−816"),
         (words.quantity(1.5, "output_tokens", change=True), "+1.5"),
         (words.quantity(0.02, "error", change=True), "+2.0 points"),
