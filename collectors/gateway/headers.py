@@ -25,6 +25,7 @@ _HOP_BY_HOP = frozenset(
     )
 )
 _REQUEST_ONLY = _HOP_BY_HOP | {b"host", b"expect", b"x-kvscope-route", b"x-kvscope-deadline-ms"}
+_FRAMING = b"content-length"
 _REQUEST_ID = b"x-request-id"
 _TRACEPARENT = b"traceparent"
 OBSERVED = b"x-kvscope-observed"
@@ -195,12 +196,17 @@ def header_value(text: str) -> bytes:
 
 
 def _named_by_connection(raw: RawHeaders) -> frozenset[bytes]:
-    return frozenset(
+    """Return the headers that ``Connection`` claims for this hop.
+
+    Never the body's length: without it the server would take the body for further requests.
+    """
+    named = frozenset(
         word.strip().lower()
         for name, value in raw
         if name.lower() == b"connection"
         for word in value.split(b",")
     )
+    return named - {_FRAMING}
 
 
 def text(value: bytes) -> str:

@@ -1,6 +1,7 @@
 """The clients' side: requests as they are read from a connection, and the answers that are written to it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from collectors.gateway.wire import (
 _WAITING_BYTES = 2**18  # of a body that is passed on while it comes
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BODILESS = (204, 304)
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
 class Source(Protocol):
@@ -81,12 +83,19 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         self._held_back = False
         self._transport: Any = None
-        self._expects = any(name.lower() == b"expect" for name, _ in headers)
+        self._expects = http11 and any(
+            name.lower() == b"expect" and value.strip().lower() == b"100-continue" for name, value in headers
+        )
 
     @property
     def path(self) -> str:
         """The path as sent, without its query."""
         return self.target.partition(b"?")[0].decode("latin-1")
+
+    @property
+    def starved(self) -> bool:
+        """Whether the client owes a part of the body that is waited for."""
+        return self._waiter is not None
 
     def attach(self, transport: Any) -> None:
         """Say where the answer goes."""
@@ -197,15 +206,18 @@ class RequestReader:
         self._target = b""
         self._headers: Headers = []
         self._head_bytes = 0
-        self._in_head = False
+        self._body_bytes = 0  # of the latest read
+        self.in_head = False
         self._exchange: Exchange | None = None
         self._other_protocol = False
+        self._fault: BadRequestError | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Take what has come; returns what follows the head of a request for a WebSocket.
 
         Raises ``BadRequestError`` for what is not HTTP or has too long a head.
         """
+        self._body_bytes = 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -215,15 +227,18 @@ class RequestReader:
             self._without_upgrade(rest)
         except httptools.HttpParserError as error:
             raise BadRequestError(f"this is not an HTTP/1.1 request: {_cause(error)}") from error
-        if self._in_head:
-            self._head_bytes += len(data)
+        if self._fault is not None:
+            raise self._fault
+        if self.in_head or self._exchange is not None:
+            self._head_bytes += len(data) - self._body_bytes
             if self._head_bytes > HEAD_BYTES:
-                raise BadRequestError(f"the request's head is longer than {HEAD_BYTES} bytes", 431)
+                what = "head is" if self.in_head else "trailers are"
+                raise BadRequestError(f"the request's {what} longer than {HEAD_BYTES} bytes", 431)
         return b""
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._target, self._headers, self._head_bytes, self._in_head = b"", [], 0, True
+        self._target, self._headers, self._head_bytes, self.in_head = b"", [], 0, True
 
     def on_url(self, part: bytes) -> None:
         """A part of the target, which may come in several."""
@@ -231,20 +246,26 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header; those behind the body (trailers) end here."""
-        if self._in_head:
+        if self.in_head:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
-        self._in_head = False
+        self.in_head = False
         parser = self._parser
+        if any(
+            name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked"
+            for name, value in self._headers
+        ):
+            self._fault = BadRequestError("of transfer codings only chunked is known here", 501)
+            return
         upgrade = parser.should_upgrade()
         if upgrade and not self._wants_websocket():
             self._other_protocol = True
             return
         self._exchange = Exchange(
             parser.get_method(),
-            self._target,
+            _origin_form(self._target),
             self._headers,
             http11=parser.get_http_version() == "1.1",
             keep_alive=parser.should_keep_alive(),
@@ -254,6 +275,8 @@ class RequestReader:
 
     def on_body(self, data: bytes) -> None:
         """A part of the body."""
+        self._head_bytes = 0
+        self._body_bytes += len(data)
         if self._exchange is not None:
             self._exchange.take(data)
 
@@ -276,6 +299,12 @@ class RequestReader:
         head = request_head(self._parser.get_method(), self._target, kept)
         self._parser = httptools.HttpRequestParser(self)
         self.feed(head + rest)
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Return a target without scheme and host, where a client sends them as to a proxy (RFC 9112, 3.2.2)."""
+    found = _ABSOLUTE.match(target)
+    return target if found is None else b"/" + target[found.end() :].removeprefix(b"/")
 
 
 def has_body(exchange: Exchange) -> bool:

@@ -40,7 +40,7 @@ class Replica:
 
     def target(self, target: bytes) -> bytes:
         """Return the target at this server of a request with ``target``."""
-        return self._base + (target if target.startswith(b"/") else b"/" + target)
+        return self._base + target if target.startswith(b"/") else target  # `*` is of the server as a whole
 
     async def connect(self, protocol: asyncio.Protocol) -> Any:
         """Return the transport of a new connection that ``protocol`` hears."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http
 import logging
 import socket
 from collections import deque
@@ -34,6 +35,8 @@ class ClientConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._tunnel: Exchange | None = None
         self._refused = False
+        self._fault: BadRequestError | None = None  # of the request that is being answered
+        self._head_at: float | None = None  # when a head began that is not whole
         self._paused = False
         self._transport: Any = None
         self._protocol: asyncio.Protocol | None = None
@@ -69,6 +72,10 @@ class ClientConnection(asyncio.Protocol):
         except BadRequestError as error:
             self._refuse(error)
             return
+        if not self._reader.in_head:
+            self._head_at = None
+        elif self._head_at is None:
+            self._head_at = self.heard_at
         if rest and self._tunnel is not None:
             self._tunnel.take(rest)
         self._next()
@@ -100,6 +107,16 @@ class ClientConnection(asyncio.Protocol):
         """Close where nothing is being answered and nothing was heard since ``before``."""
         if self._protocol is None and self._current is None and self.heard_at <= before:
             self._transport.close()
+
+    def close_if_slow(self, before: float) -> None:
+        """End a head that began before ``before``, and a body of which nothing came since.
+
+        A request that passes on its body while the server is slow to take it is not late.
+        """
+        if self._head_at is not None and self._head_at <= before and self._current is None:
+            self._transport.close()
+        elif self._current is not None and self._current.starved and self.heard_at <= before:
+            self._refuse(BadRequestError("the rest of the request did not come in time", 408))
 
     def cancel(self) -> asyncio.Task[None] | None:
         """End at once what is being answered."""
@@ -137,7 +154,9 @@ class ClientConnection(asyncio.Protocol):
     def _after(self, exchange: Exchange) -> None:
         if self._protocol is not None:
             return
-        if not exchange.finished:
+        if self._fault is not None and not exchange.started:
+            self._tell(self._fault)
+        elif not exchange.finished:
             self._transport.abort()
         elif not exchange.complete:
             self._linger()
@@ -157,16 +176,24 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, error: BadRequestError) -> None:
         self._refused = True
-        if self._current is not None:
-            self._current.keep_alive = False
-            return
+        if self._current is None:
+            self._tell(error)
+        elif self._current.complete:
+            self._current.keep_alive = False  # the fault is a later request's
+        elif self._task is not None:
+            self._fault = error  # the rest of its body will never be read
+            self._task.cancel()
+
+    def _tell(self, error: BadRequestError) -> None:
         body = error_body(str(error), "BadRequestError", error.status)
         rows = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
-        self._transport.write(answer_head(error.status, b"Bad Request", rows) + body)
+        self._transport.write(
+            answer_head(error.status, http.HTTPStatus(error.status).phrase.encode(), rows) + body
+        )
         self._linger()
 
     def _linger(self) -> None:
@@ -234,9 +261,10 @@ class HttpServer:
             await asyncio.sleep(0.02)
 
     async def _sweep(self) -> None:
-        """Close connections on which nothing comes: kept ones, and heads that never end."""
+        """Close connections on which nothing comes: kept ones, and requests that never end."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             before = self.loop.time() - self._keep_alive_seconds
             for connection in tuple(self.connections):
                 connection.close_if_idle(before)
+                connection.close_if_slow(before)

@@ -51,7 +51,10 @@ class GatewaySettings(BaseModel):
         3600.0, gt=0, description="Seconds to wait for the server's next byte before the request fails."
     )
     keep_alive_seconds: float = Field(
-        75.0, ge=1, description="Seconds that a client's idle connection is kept open."
+        75.0,
+        ge=1,
+        description="Seconds that a client's idle connection is kept open, that the head of a request may "
+        "take, and that its body may pause.",
     )
     drain_seconds: float = Field(
         10.0, ge=0, description="Seconds that shutdown waits for running answers to finish."
