@@ -48,7 +48,8 @@ def from_suggestion(  # noqa: PLR0913 - one argument for each choice that a pers
     """
     if not suggestion.transforms:
         raise UsageError(
-            f"suggestion {suggestion.id} ({suggestion.kind}) has no transform to try: a person must act on it"
+            f"suggestion {suggestion.id} ({suggestion.kind}) has no transform to try:"
+            " a person must act on it, `kvscope suggest` says how"
         )
     _require_approval((suggestion.risk,), approved=approved)
     planned = from_transforms(

@@ -102,11 +102,12 @@ class IntentHandler:
                     f"what is in force on route {experiment.route} has changed since it ran,"
                     f" and promotion would undo that; {_OVERRIDE}"
                 )
+        routing = _routing_to_set(experiment)
         # the row first, as in a ramp: were the agent to die in between, the promotion would be repeated
         told = f"promoted: the treatment is in force for all of route {experiment.route}"
         self._move(experiment, experiment.state, intent, told, now)
         self._put_in_force(experiment, experiment.treatment.transforms, experiment.id, intent.actor, now)
-        return f"the treatment is in force for all traffic of route {experiment.route}"
+        return f"the treatment is in force for all traffic of route {experiment.route}{routing}"
 
     def _ramp(self, experiment: Experiment, intent: Intent, now: float) -> str:
         if experiment.state is not ExperimentState.RUNNING:
@@ -169,6 +170,21 @@ def _require_keep(experiment: Experiment) -> None:
     raise Refusal(
         f"it is {experiment.state.value}{verdict}, and only a decided keep is promoted; {_OVERRIDE}"
     )
+
+
+def _routing_to_set(experiment: Experiment) -> str:
+    """Return what to add to a promotion's outcome; raises ``Refusal`` where nothing else would change.
+
+    How servers are chosen is set for the whole gateway: a route's policy holds transforms alone.
+    """
+    routing = experiment.treatment.routing
+    if routing is None or routing is experiment.baseline.routing:
+        return ""
+    told = f"set collectors.gateway.routing to {routing.value} and restart the agent"
+    added = set(map(_key, experiment.treatment.transforms)) - set(map(_key, experiment.baseline.transforms))
+    if not added:
+        raise Refusal(f"the treatment changes the choice of servers, which no route's policy holds: {told}")
+    return f"; it also chose servers in another way: {told}"
 
 
 def _key(spec: TransformSpec) -> str:

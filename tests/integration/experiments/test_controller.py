@@ -1,9 +1,11 @@
 """The controller on a real store: intents, verdicts, rollback, promotion, restarts."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvscope.experiments.design import from_suggestion
 from kvscope.model.advice import (
     Experiment,
     ExperimentState,
@@ -11,12 +13,14 @@ from kvscope.model.advice import (
     Intent,
     IntentAction,
     RoutePolicy,
+    Routing,
     Unit,
     Verdict,
 )
 from kvscope.model.prompt import TransformSpec
 from kvscope.model.request import Status
 from kvscope.pipeline.contracts import Decision
+from tests.integration.experiments.conftest import suggestion
 
 if TYPE_CHECKING:
     from tests.integration.experiments.conftest import Loop
@@ -268,6 +272,23 @@ def test_promotion_does_not_undo_what_came_into_force_since(sqlite_loop: "Loop")
         "refused: what is in force on route agent has changed since it ran"
     )
     assert _decision(loop) == Decision(transforms=(SPACES,))
+
+
+@pytest.mark.parametrize("with_transform", [True, False])
+def test_promotion_says_what_it_cannot_put_in_force(sqlite_loop: "Loop", with_transform: bool) -> None:
+    loop = sqlite_loop
+    draft = from_suggestion(suggestion(), name="routed", now=loop.now)
+    treatment = dataclasses.replace(
+        draft.treatment, routing=Routing.PREFIX, transforms=(SORT,) if with_transform else ()
+    )
+    experiment = dataclasses.replace(draft, arms=(draft.baseline, treatment), suggestion_id=None)
+    loop.store.experiments.create(experiment)
+    loop.ask(experiment, IntentAction.START)
+    assert _run(loop, experiment, better).verdict is Verdict.KEEP
+    outcome = loop.ask(experiment, IntentAction.PROMOTE)
+    assert "set collectors.gateway.routing to prefix" in outcome
+    assert outcome.startswith("done" if with_transform else "refused")
+    assert _decision(loop) == Decision(transforms=(SORT,) if with_transform else ())
 
 
 def test_time_slices_from_start_to_verdict(sqlite_loop: "Loop") -> None:
