@@ -83,7 +83,7 @@ class Intake:
         if asked is not None:
             call.route = asked.plan.name
         with self._metrics.fail_open("policy"):
-            call.decision = _decided(
+            decision = _decided(
                 self._context.policy.decide(
                     route=call.route or "",
                     session=call.session,
@@ -92,11 +92,22 @@ class Intake:
                     at=call.arrived_at,
                 )
             )
+            call.decision = decision if call.api in _CHANGED else self._left_as_sent(call.api, decision)
         if asked is not None:
             _render(call, asked)
         with self._metrics.fail_open("transforms"):
             if call.api in _CHANGED:
                 _transform(call, call.body)
+
+    def _left_as_sent(self, api: str, decision: Decision) -> Decision:
+        """Return what of a decision holds for a request of an API whose prompts are never changed.
+
+        It is in no arm: one that leaves some requests as they are says little of its change.
+        """
+        if not (decision.transforms or decision.salt or decision.experiment):
+            return decision
+        self._metrics.left_as_sent.labels(api).inc()
+        return Decision(routing=None if decision.experiment else decision.routing)
 
     def announce(self, call: Call, engine: str) -> None:
         """Tell the observer of prompts what goes to ``engine``, and ask for usage."""

@@ -37,6 +37,12 @@ class GatewayMetrics:
             ["action"],
             registry=registry,
         )
+        self.left_as_sent = Counter(
+            "kvscope_gateway_left_as_sent",
+            "Requests that a change or an experiment would have been for, but for their API.",
+            ["api"],
+            registry=registry,
+        )
         self._fail_open = Counter(
             "kvscope_gateway_fail_open",
             "Failures beside the traffic; the request went on without that part.",

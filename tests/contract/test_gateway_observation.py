@@ -266,6 +266,20 @@ async def test_a_baseline_arm_goes_on_byte_for_byte() -> None:
     assert answer.header("x-kvscope-arm") == "ärm?".encode().decode("latin-1")
 
 
+@pytest.mark.parametrize(("target", "api"), [("/v1/responses", "responses"), ("/v1/messages", "messages")])
+async def test_apis_whose_prompts_are_not_changed_are_in_no_arm(target: str, api: str) -> None:
+    policy = FixedPolicy(Decision(transforms=SPECS, experiment="e", arm="treatment", salt="s"))
+    body = json.dumps({**PROMPT, "input": "Hi  \n"}, indent=2).encode()
+    async with fake_server() as server, running_gateway(server.url, policy=policy) as gateway:
+        answer = await gateway.ask(body, target=target)
+        record = gateway.records[0]
+        assert gateway.metric("kvscope_gateway_left_as_sent_total", api=api) == 1
+    assert server.heard[0].body == body
+    assert answer.header("x-kvscope-arm") is None
+    assert (record.get("experiment"), record.get("arm"), record["prompt_layout"]) == (None, None, "as_sent")
+    assert record["route"].startswith("auto-")
+
+
 async def test_a_changed_stream_is_also_asked_for_usage() -> None:
     policy = FixedPolicy(Decision(transforms=SPECS))
     async with (
