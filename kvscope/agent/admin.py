@@ -1,5 +1,6 @@
 """Health, readiness and kvscope's own metrics over HTTP."""
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -8,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvscope.agent.asking import LastLook
 from kvscope.prompts.mining.live import LiveRoute
 
 Health = Callable[[], dict[str, tuple[bool, str]]]
@@ -16,11 +18,13 @@ Health = Callable[[], dict[str, tuple[bool, str]]]
 Mined = Callable[[], Awaitable[Sequence[LiveRoute]]]
 
 
-def admin_app(health: Health, registry: CollectorRegistry, mined: Mined) -> Starlette:
+def admin_app(
+    health: Health, registry: CollectorRegistry, mined: Mined, looked: Callable[[], LastLook]
+) -> Starlette:
     """Return the admin application.
 
-    ``/healthz`` (alive), ``/readyz`` (all parts work), ``/metrics``, and ``/routes``: what the prompts of
-    each route share and where they vary, without their text.
+    ``/healthz`` (alive), ``/readyz`` (all parts work), ``/metrics``, ``/routes``: what the prompts of each
+    route share and where they vary, without their text, and ``/advice``: why routes get no suggestion.
     """
 
     def report() -> dict[str, dict[str, object]]:
@@ -40,5 +44,14 @@ def admin_app(health: Health, registry: CollectorRegistry, mined: Mined) -> Star
     async def routes(_: Request) -> Response:
         return JSONResponse({"routes": [route.as_json() for route in await mined()]})
 
-    served = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/routes": routes}
+    async def advice(_: Request) -> Response:
+        return JSONResponse(dataclasses.asdict(looked()))
+
+    served = {
+        "/healthz": healthz,
+        "/readyz": readyz,
+        "/metrics": metrics,
+        "/routes": routes,
+        "/advice": advice,
+    }
     return Starlette(routes=[Route(path, answer) for path, answer in served.items()])

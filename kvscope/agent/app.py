@@ -193,7 +193,7 @@ class Agent:
         admin = self._settings.admin
         if admin.port:
             listener = AsgiListener(
-                admin_app(self.health, self._registry, self._advisor.mined),
+                admin_app(self.health, self._registry, self._advisor.mined, lambda: self._advisor.last_look),
                 bind(admin.host, admin.port, setting="--admin-port"),
             )
             await listener.start()

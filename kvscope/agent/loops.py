@@ -1,6 +1,7 @@
 """The agent's own recurring work: experiments every second, advice now and then."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -10,11 +11,13 @@ from typing import TypeVar
 from prometheus_client import Counter
 
 from kvscope.agent.advising import AdviceTask, advice_pool, run_task
+from kvscope.agent.asking import LastLook
 from kvscope.agent.caches import CacheConfigs
 from kvscope.analysis.latency import fit_latency
 from kvscope.analysis.live import Analyser
 from kvscope.clock import Clock
 from kvscope.config.settings import AdvisorSettings
+from kvscope.model.cache_config import CacheConfig
 from kvscope.prompts.mining.live import LiveRoute, mined_routes
 from kvscope.store.database import Store
 
@@ -87,12 +90,19 @@ class Advisor:
         self._clock = clock
         self._pool: ProcessPoolExecutor | None = None
         self._seen = 0
+        self.last_look = LastLook(
+            looked_at=None, none_because="the advisor has not looked at the traffic yet", unchanged={}
+        )
+        """What the advisor said last, and why it said nothing of a route."""
 
     async def look(self) -> None:
         """Fit, advise, and save both; does nothing while there is nothing new."""
         window = self._analyser.window()
         newest = int(window[-1].arrived_at * 1e6) if window else 0
         cache = self._caches.only()
+        waits_for = self._waits_for(len(window), cache)
+        if waits_for is not None:
+            self.last_look = dataclasses.replace(self.last_look, none_because=waits_for)
         if len(window) < self._settings.min_requests or newest == self._seen or cache is None:
             return
         self._seen = newest
@@ -119,6 +129,18 @@ class Advisor:
             advice.suggestions,
             looked_at={prompt.route for prompt in window},
         )
+        self.last_look = LastLook(
+            looked_at=now, none_because=advice.none_because, unchanged=dict(advice.unchanged)
+        )
+
+    def _waits_for(self, requests: int, cache: CacheConfig | None) -> str | None:
+        """Return what is missing for a look, None where nothing is."""
+        wanted = self._settings.min_requests
+        if requests < wanted:
+            return f"too few requests with their prompt have come through the gateway: {requests} of {wanted}"
+        if cache is None or cache.block_size is None:
+            return "the engine's block size is not known: the agent must scrape its metrics"
+        return None
 
     async def mined(self) -> list[LiveRoute]:
         """Return what the prompts of each route share and where they vary, as of now."""

@@ -1,16 +1,15 @@
 """``kvscope layout mine`` and ``order``: what traffic, logged or live, tells of layouts."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvscope.agent.asking import ask, stranger
 from kvscope.cli.common import emit_json, emit_table, json_option
-from kvscope.errors import UnreachableError, UsageError
+from kvscope.errors import UsageError
 from kvscope.prompts.layouts.draft import FEWEST_PROMPTS, MinedLayout, drafted, mined_layouts
 from kvscope.prompts.layouts.plan import compile_layout
 from kvscope.prompts.layouts.schema import read_layout
@@ -197,17 +196,8 @@ def _write_draft(folder: Path, mined: MinedLayout) -> str:
 
 def _live_routes(agent: str) -> list[dict[str, Any]]:
     """Return the mined routes of the agent with this admin URL; raises ``UnreachableError``."""
-    if not agent.startswith(("http://", "https://")):
-        raise UsageError(f"--agent {agent!r}: give a URL such as http://127.0.0.1:8801")
-    url = f"{agent.rstrip('/')}/routes"
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - scheme checked above
-            routes: list[dict[str, Any]] = json.loads(answer.read())["routes"]
-            return routes
-    except urllib.error.HTTPError as error:
-        raise UnreachableError(f"{url} answered {error.code}: is this the admin port of an agent?") from error
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise UnreachableError(f"no agent answers at {agent}: {reason}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnreachableError(f"what answers at {agent} is not a kvscope agent's admin port") from error
+        routes: list[dict[str, Any]] = ask(agent, "routes", timeout_seconds=_TIMEOUT_SECONDS)["routes"]
+    except KeyError as error:
+        raise stranger(agent) from error
+    return routes

@@ -1,21 +1,24 @@
 """``kvscope suggest``: ranked suggestions, from the store or from log files alone."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvscope.agent.asking import DEFAULT_AGENT
 from kvscope.cli.common import db_option, emit_json, emit_table, json_option, opened, percent
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.prefill import prefill_of, prefill_option
 from kvscope.cli.progress import reading
+from kvscope.cli.suggested import detail_lines, known_look, reasons_of
 from kvscope.cli.tokenizers import tokenizer_option
 from kvscope.clock import system_clock
 from kvscope.errors import UsageError
 from kvscope.model.advice import Suggestion
-from kvscope.reports import words
-from kvscope.reports.changes import steps_of
+from kvscope.reports import evidence, kinds, words
+from kvscope.reports.changes import harms_of, steps_of
 from kvscope.tuning.effects import cost_saved_per_day
 
 if TYPE_CHECKING:
@@ -33,6 +36,21 @@ class _Price:
         if self.gpu_hour is None:
             return None
         return cost_saved_per_day(item, price_per_gpu_hour=self.gpu_hour, gpus=self.gpus)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which suggestions to show; None is no matter."""
+
+    route: str | None
+    id: str | None
+
+    def of(self, found: Iterable[Suggestion]) -> list[Suggestion]:
+        """Return those that are wanted; raises ``UsageError`` where none has the id."""
+        chosen = [item for item in found if self.route in (None, item.route) and self.id in (None, item.id)]
+        if self.id is not None and not chosen:
+            raise UsageError(f"there is no suggestion {self.id!r}; `kvscope suggest` lists them")
+        return chosen
 
 
 @click.command()
@@ -66,7 +84,17 @@ class _Price:
 )
 @click.option("--route", help="Only this route.")
 @click.option("--structure", is_flag=True, help="Show what FILES' prompts consist of, and what varies.")
+@click.option(
+    "--id", "chosen", metavar="ID", help="Show this suggestion alone, with all that is known of it."
+)
 @click.option("--dismiss", metavar="ID", help="Dismiss a suggestion of the store instead of listing.")
+@click.option(
+    "--agent",
+    metavar="URL",
+    default=DEFAULT_AGENT,
+    show_default=True,
+    help="The agent's admin port: it knows why a route gets no suggestion.",
+)
 def suggest(
     files: tuple[Path, ...],
     db: str | None,
@@ -80,7 +108,9 @@ def suggest(
     fail_under: float | None,
     route: str | None,
     structure: bool,
+    chosen: str | None,
     dismiss: str | None,
+    agent: str,
 ) -> int:
     """Show ranked suggestions: of the running agent (no FILES), or of request logs (FILES).
 
@@ -94,7 +124,10 @@ def suggest(
     if not files:
         if fail_under is not None:
             raise UsageError("--fail-under is about FILES: name the logs")
-        _of_store(db, route, dismiss, price, as_json=as_json)
+        if dismiss is not None:
+            _dismiss(db, dismiss)
+        else:
+            _of_store(db, agent, _Wanted(route, chosen), price, as_json=as_json)
         return 0
     if dismiss is not None:
         raise UsageError("--dismiss is of the store's suggestions: leave out FILES")
@@ -107,29 +140,42 @@ def suggest(
         num_blocks=blocks,
         ttft=prefill_of(prefill_rate, db),
     )
-    return _of_files(files, options, route, fail_under, price, as_json=as_json)
+    return _of_files(files, options, _Wanted(route, chosen), fail_under, price, as_json=as_json)
 
 
-def _of_store(
-    db: str | None, route: str | None, dismiss: str | None, price: _Price, *, as_json: bool
-) -> None:
+def _dismiss(db: str | None, suggestion_id: str) -> None:
     with opened(db) as store:
-        if dismiss is not None:
-            store.advice.dismiss(dismiss)
-            click.echo(f"dismissed {dismiss}")
-            return
-        found = store.advice.suggestions(route=route)
-    none_because = None if found else "the agent has found none yet: it needs traffic through the gateway"
+        store.advice.dismiss(suggestion_id)
+    click.echo(f"dismissed {suggestion_id}")
+
+
+def _of_store(db: str | None, agent: str, wanted: _Wanted, price: _Price, *, as_json: bool) -> None:
+    with opened(db) as store:
+        found = wanted.of(store.advice.suggestions())
+    look = known_look(agent)
+    none_because = None if found else look.none_because or "none for that route"
+    reasons = reasons_of(look, found, wanted.route)
     if as_json:
-        emit_json({"suggestions": _json(found, price), "none_because": none_because, "skipped": []})
-    else:
-        _show(found, none_because, price)
+        emit_json(
+            {
+                "suggestions": _json(found, price),
+                "none_because": none_because,
+                "unchanged": reasons,
+                "looked_at": look.looked_at,
+                "skipped": [],
+            }
+        )
+        return
+    _show(found, none_because, price, detail=wanted.id is not None)
+    if wanted.id is None:
+        for name, reason in reasons.items():
+            click.echo(f"{name}: {reason}")
 
 
 def _of_files(
     files: tuple[Path, ...],
     options: "LogOptions",
-    route: str | None,
+    wanted: _Wanted,
     fail_under: float | None,
     price: _Price,
     *,
@@ -142,11 +188,16 @@ def _of_files(
     if fail_under is not None and estimated(found.replay, options):
         raise UsageError("--fail-under compares exact figures: name the model's tokenizer with --tokenizer")
     holds = None if fail_under is None else found.check(fail_under)
-    suggestions = [item for item in found.advice.suggestions if route in (None, item.route)]
+    suggestions = wanted.of(found.advice.suggestions)
     if as_json:
         emit_json(_document(found, suggestions, price) | {"fail_under": fail_under, "holds": holds})
     else:
-        _show(suggestions, found.advice.none_because or "none for that route", price)
+        _show(
+            suggestions,
+            found.advice.none_because or "none for that route",
+            price,
+            detail=wanted.id is not None,
+        )
         _show_log(found)
     if holds is False:
         click.echo(f"the hit rate {percent(found.replay.hit_rate)} is under {percent(fail_under)}", err=True)
@@ -171,23 +222,47 @@ def _document(found: "LogAdvice", suggestions: list[Suggestion], price: _Price) 
 def _json(suggestions: list[Suggestion], price: _Price) -> list[dict[str, Any]]:
     return [
         {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-        | {"cost_saved_per_day": price.saved(item)}
+        | {
+            "title": kinds.title(item.kind),
+            "steps": steps_of(item),
+            "could_go_wrong": harms_of(item),
+            "cost_saved_per_day": price.saved(item),
+        }
         for item in suggestions
     ]
 
 
-_COLUMNS = ("id", "route", "kind", "risk", "hit rate now", "predicted", "TTFT change", "tokens saved a day")
+_COLUMNS = (
+    "id",
+    "route",
+    "kind",
+    "risk",
+    "hit rate now",
+    "predicted",
+    "TTFT change",
+    "tokens saved a day",
+    "GPU time saved a day",
+)
 
 
-def _show(suggestions: list[Suggestion], none_because: str | None, price: _Price) -> None:
+def _show(
+    suggestions: list[Suggestion], none_because: str | None, price: _Price, *, detail: bool = False
+) -> None:
+    if detail:
+        for item in suggestions:
+            cost = words.rough(price.saved(item)) if price.gpu_hour is not None else None
+            click.echo("\n".join(detail_lines(item, cost)))
+        return
     columns: tuple[str, ...] = _COLUMNS
-    rows = [_row(item) for item in suggestions]
+    rows: list[tuple[Any, ...]] = [_row(item) for item in suggestions]
     if price.gpu_hour is not None:
         columns = (*columns, "cost saved a day")
         rows = [(*row, words.rough(price.saved(item))) for row, item in zip(rows, suggestions, strict=True)]
     emit_table("Suggestions", columns, rows, empty=f"no suggestion: {none_because}")
     for item in suggestions:
         click.echo(f"{item.id}: {' '.join(steps_of(item))}")
+    if suggestions:
+        click.echo("--id ID shows what one of them rests on and what could go wrong")
 
 
 def _row(item: Suggestion) -> tuple[Any, ...]:
@@ -198,23 +273,10 @@ def _row(item: Suggestion) -> tuple[Any, ...]:
         item.risk.value,
         percent(item.hit_rate_before),
         percent(item.hit_rate_after),
-        _ttft(item),
+        evidence.ttft_change(item.ttft_change_seconds, item.evidence),
         words.rough(item.tokens_saved_per_day),
+        words.gpu_seconds(evidence.gpu_seconds(item.evidence)),
     )
-
-
-def _ttft(item: Suggestion) -> str | None:
-    if item.ttft_change_seconds is None:
-        return None
-    change, low, high = (
-        f"{1000 * seconds:,.1f}"
-        for seconds in (
-            item.ttft_change_seconds,
-            item.evidence.get("ttft_change_low_seconds", item.ttft_change_seconds),
-            item.evidence.get("ttft_change_high_seconds", item.ttft_change_seconds),
-        )
-    )
-    return f"{change} ms ({low} to {high})"
 
 
 def _show_log(found: "LogAdvice") -> None:

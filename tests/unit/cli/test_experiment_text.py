@@ -7,6 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from kvscope.agent.asking import LastLook
 from kvscope.cli.experiment import experiment
 from kvscope.cli.suggest import suggest
 from kvscope.experiments.design import from_suggestion
@@ -93,4 +94,25 @@ def test_a_layouts_variant_can_be_the_treatment_and_arms_isolated(db: str) -> No
 def test_suggest_tells_the_change_of_each_below_the_table(db: str) -> None:
     text = said(suggest, "--db", db)
     assert "│ 557,000,000 " in text
-    assert text.strip().splitlines()[-1] == f"d64aa5a0c1d2e3f4: {MOVES}"
+    assert f"d64aa5a0c1d2e3f4: {MOVES}" in text.splitlines()
+
+
+def test_one_suggestion_is_told_in_full(db: str) -> None:
+    lines = said(suggest, "--db", db, "--id", SUGGESTION.id).splitlines()
+    told = {line[2:21].strip(): line[24:] for line in lines[1:]}
+    assert lines[0] == "Move changing lines behind stable ones, route auto-0123abcd"
+    assert (told["To do"], told["TTFT change"]) == (MOVES, "−12 ms")
+    assert (told["GPU time saved a day"[:19]], told["Risk"]) == ("unknown", "review")
+    assert "system message's authority" in told["What could go wrong"]
+    unknown = CliRunner().invoke(suggest, ["--db", db, "--id", "none"], standalone_mode=False)
+    assert "no suggestion 'none'" in str(unknown.exception)
+
+
+def test_an_empty_list_says_why_by_route(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = LastLook(
+        looked_at=NOW, none_because="no change gains", unchanged={"a": "at its ceiling", "b": "few"}
+    )
+    monkeypatch.setattr("kvscope.cli.suggested.last_look", lambda _: look)
+    text = said(suggest, "--db", db, "--route", "a")
+    assert ("no suggestion: no change gains" in text, "a: at its ceiling" in text) == (True, True)
+    assert "b: few" not in text
