@@ -3,6 +3,7 @@
 Nothing here touches the process's global tracer provider, sampler or limits: they are vLLM's.
 """
 
+import inspect
 import logging
 import secrets
 import threading
@@ -25,6 +26,7 @@ from typing_extensions import override
 from collectors.vllm_plugin.finished import SPAN_NAME, FinishedRequest
 
 _TIMEOUT_SECONDS = 5.0
+_RECONNECT_MS = 5_000
 _NANOSECONDS = 1e9
 _HTTP_PATH = "/v1/traces"
 _HTTP_PORT = 4318
@@ -137,4 +139,7 @@ def exporter(endpoint: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
     options: dict[str, Any] = {"insecure": parts.scheme != "https", "timeout": _TIMEOUT_SECONDS}
+    if "channel_options" in inspect.signature(GrpcExporter).parameters:  # of newer versions
+        # else gRPC waits for up to two minutes before it tries an agent again that was away for long
+        options["channel_options"] = (("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),)
     return GrpcExporter(endpoint=endpoint, **options)

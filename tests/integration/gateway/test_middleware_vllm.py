@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,22 +53,39 @@ async def _ask(http: aiohttp.ClientSession, engine: Engine, name: str, **more: A
     return events[-1].get("usage") or {}
 
 
-def _records(agent: Sidecar, ids: set[str]) -> dict[str, RequestRecord]:
-    """Return the records of ``ids`` once the engine and its middleware have told of all, with their causes.
+def _records(agent: Sidecar, ids: set[str], refused: str) -> dict[str, RequestRecord]:
+    """Return the records of ``ids`` and ``refused`` once engine and middleware have told all of them.
+
+    Those of ``ids`` with their causes; of a refused request the middleware alone tells, when it comes to it.
 
     The middleware may still be trying to send what earlier tests asked while nobody listened.
     """
+    wanted = {*ids, refused}
     store = open_store(agent.db)
     deadline = time.monotonic() + 60
     try:
         while True:
-            found = {row.request_id: row for row in store.reader.requests() if row.request_id in ids}
-            known = [row for row in found.values() if row.causes and row.route and row.ttft_seconds]
-            if len(known) == len(ids) or time.monotonic() > deadline:
+            found = {row.request_id: row for row in store.reader.requests() if row.request_id in wanted}
+            known = [row for row in found.values() if _is_told(row) or row.request_id == refused]
+            if len(known) == len(wanted) or time.monotonic() > deadline:
                 return found
             time.sleep(0.1)
     finally:
         store.close()
+
+
+def _mined(agent: Sidecar) -> list[dict[str, Any]]:
+    """Return what ``kvscope layout mine --agent`` prints."""
+    run = "from kvscope.cli.main import main; main()"
+    command = [sys.executable, "-c", run, "layout", "mine", "--agent", agent.admin, "--json"]
+    found = subprocess.run(command, capture_output=True, check=True)
+    routes: list[dict[str, Any]] = json.loads(found.stdout)["routes"]
+    return routes
+
+
+def _is_told(row: RequestRecord) -> bool:
+    """Whether all three have told of a request: the analysis, the middleware, and the engine's plugin."""
+    return bool(row.causes and row.route and row.ttft_seconds)
 
 
 async def test_requests_that_pass_no_gateway_are_recorded_as_if_they_had(
@@ -84,8 +103,8 @@ async def test_requests_that_pass_no_gateway_are_recorded_as_if_they_had(
         url = f"{vllm_server.url}/v1/chat/completions"
         async with http.post(url, json=body, headers={"X-Request-Id": bad}) as answer:
             assert answer.status == 404
-    records = await asyncio.to_thread(_records, agent, {*told, silent})
-    assert set(records) == {*told, silent}
+    records = await asyncio.to_thread(_records, agent, {*told, silent}, bad)
+    assert set(records) == {*told, silent, bad}
     for name, usage in told.items():
         record = records[name]
         assert (record.status, record.route, record.engine) == (Status.OK, "inside", vllm_server.url)
@@ -106,9 +125,8 @@ async def test_requests_that_pass_no_gateway_are_recorded_as_if_they_had(
             assert record.ttft_client_seconds >= record.ttft_seconds - 0.01
             assert record.itl_p50_seconds is not None
     assert records[silent].cached_tokens is not None
-    store = open_store(agent.db)
-    try:
-        (refused,) = [row for row in store.reader.requests() if row.request_id == bad]
-    finally:
-        store.close()
-    assert refused.status is Status.REJECTED
+    assert records[bad].status is Status.REJECTED
+    # the routes of live traffic are mined of it too, and told without their text
+    (route,) = [row for row in await asyncio.to_thread(_mined, agent) if row["route"] == "inside"]
+    text = route["texts"][0]
+    assert (route["requests"], text["role"], text["static_prefix_chars"]) == (9, "user", len(PROMPT))
