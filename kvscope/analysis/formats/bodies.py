@@ -83,7 +83,7 @@ def _times(value: Mapping[str, Any]) -> tuple[float | None, float | None]:
     given = next((value[key] for key in TIME_KEYS if value.get(key) is not None), None)
     at = None if given is None else unix_seconds(given)
     if given is not None and at is None:
-        raise LineError("a time that is neither a number nor ISO 8601")
+        raise LineError("a time that is no number and no date of ISO 8601, RFC 5322 or a web log")
     end = next((value[key] for key in _END_KEYS if value.get(key) is not None), None)
     finished_at = None if end is None else unix_seconds(end)
     if finished_at is None and at is not None and isinstance(value.get("e2e"), int | float):

@@ -4,6 +4,7 @@ import dataclasses
 from array import array
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from kvscope.analysis.formats.records import LineError
@@ -13,25 +14,36 @@ _UNITS_A_SECOND = (1.0, 1e3, 1e6, 1e9)
 
 
 def unix_seconds(value: Any) -> float | None:
-    """Return a time as Unix seconds: epoch seconds, ms, µs or ns by size, or ISO 8601 (UTC where no zone).
+    """Return a time as Unix seconds: epoch seconds, ms, µs or ns by size, or a written date.
 
-    None where it cannot be understood.
+    Dates are ISO 8601, with slashes, of RFC 5322 (mail and HTTP) or of web servers' logs; UTC where they name
+    no zone. None where a time cannot be understood.
     """
     try:
         seconds = float(value)
     except (TypeError, OverflowError):
         return None
     except ValueError:
-        return _iso_time(value)
+        return _date(value)
     return next((seconds / unit for unit in _UNITS_A_SECOND if abs(seconds / unit) < _LATEST_SECONDS), None)
 
 
-def _iso_time(text: str) -> float | None:
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+def _date(text: str) -> float | None:
+    for read in (datetime.fromisoformat, _slashed, _of_web_log, parsedate_to_datetime):
+        try:
+            moment = read(text.strip())
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, TypeError, OverflowError, IndexError):
+            continue
+    return None
+
+
+def _slashed(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("/", "-"))
+
+
+def _of_web_log(text: str) -> datetime:
+    return datetime.strptime(text.strip("[]"), "%d/%b/%Y:%H:%M:%S %z")
 
 
 def first_text(value: Mapping[str, Any], keys: Sequence[str]) -> str | None:

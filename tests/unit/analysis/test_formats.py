@@ -241,7 +241,7 @@ def test_bad_lines_are_told_and_the_rest_is_read(tmp_path: Path) -> None:
             "`input_length` must be a whole number of tokens, not 'many'",
             "`timestamp` must be a number",
             "must be a list",
-            "neither a number nor ISO 8601",
+            "no number and no date of ISO 8601",
             "list of token ids",
         ],
         strict=True,
