@@ -17,6 +17,7 @@ from kvscope.cli.tokenizers import tokenizer_option
 from kvscope.clock import system_clock
 from kvscope.errors import UsageError
 from kvscope.model.advice import Suggestion
+from kvscope.model.prompt import Risk
 from kvscope.reports import evidence, kinds, words
 from kvscope.reports.changes import harms_of, steps_of
 from kvscope.tuning.effects import cost_saved_per_day
