@@ -199,6 +199,8 @@ def _of_files(
             price,
             detail=wanted.id is not None,
         )
+        if any(item.transforms and item.risk is not Risk.SAFE for item in suggestions):
+            click.echo("what they do to answers: `kvscope answers FILES --server URL --from THIS.json`")
         _show_log(found)
     if holds is False:
         click.echo(f"the hit rate {percent(found.replay.hit_rate)} is under {percent(fail_under)}", err=True)

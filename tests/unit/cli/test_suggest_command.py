@@ -59,6 +59,7 @@ def test_what_is_saved_and_what_it_costs(clocks: str, capsys: pytest.CaptureFixt
     assert run("suggest", clocks, *arguments) == 0
     page = capsys.readouterr().out
     assert "cost saved a day" in page
+    assert "kvscope answers" in page  # moving a line is of risk `review`
     assert "order 3" not in page
 
 
