@@ -38,6 +38,11 @@ class _Price:
             return None
         return cost_saved_per_day(item, price_per_gpu_hour=self.gpu_hour, gpus=self.gpus)
 
+    def told(self, item: Suggestion) -> str:
+        """Return the cost saved as people write money; a dash where nothing tells it."""
+        saved = self.saved(item)
+        return words.UNKNOWN if saved is None else f"{saved:,.2f}"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Wanted:
@@ -253,14 +258,14 @@ def _show(
 ) -> None:
     if detail:
         for item in suggestions:
-            cost = words.rough(price.saved(item)) if price.gpu_hour is not None else None
+            cost = price.told(item) if price.gpu_hour is not None else None
             click.echo("\n".join(detail_lines(item, cost)))
         return
     columns: tuple[str, ...] = _COLUMNS
     rows: list[tuple[Any, ...]] = [_row(item) for item in suggestions]
     if price.gpu_hour is not None:
         columns = (*columns, "cost saved a day")
-        rows = [(*row, words.rough(price.saved(item))) for row, item in zip(rows, suggestions, strict=True)]
+        rows = [(*row, price.told(item)) for row, item in zip(rows, suggestions, strict=True)]
     emit_table("Suggestions", columns, rows, empty=f"no suggestion: {none_because}")
     for item in suggestions:
         click.echo(f"{item.id}: {' '.join(steps_of(item))}")

@@ -118,6 +118,8 @@ def test_hashes_tell_of_memory_and_routing(tmp_path: Path, capsys: pytest.Captur
     rates = {point["blocks"]: point["hit_rate"] for point in found["without_text"]["capacity"]}
     assert (rates[3], rates[6]) == (0, 6 / 8)
     assert {row["routing"] for row in found["without_text"]["routing"]} >= {"session", "prefix"}
+    assert run("suggest", log, "--block-size", "256", "--json") == 2  # three ids do not fit 1,536 tokens so
+    assert "--block-size" in capsys.readouterr().err
     assert run("suggest", log, "--blocks", "3", "--fail-under", "0.1") == 1
     assert "Memory" in capsys.readouterr().out
 
