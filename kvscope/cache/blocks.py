@@ -40,18 +40,20 @@ class Blocks(Generic[Key]):
         self.evictions = 0
         self._uncached_first = uncached_first
         self._on_evict = on_evict
-        made = 0 if num_blocks is None else num_blocks - 1
-        # the queue of free blocks; without limit only those that cache nothing are in it
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(made))
-        self._key: list[Key | None] = [None] * made  # by block number: what it caches
-        self._users: list[int] = [0] * made  # by block number: requests that hold it
+        # The queue of free blocks in three parts: released ones that cache nothing, the next one last; those
+        # never taken (made when they are, so that a pool costs what its traffic uses); all others.
+        self._first: list[int] = []
+        self._unused = 0 if num_blocks is None else num_blocks - 1
+        self._free: OrderedDict[int, None] = OrderedDict()  # without limit: those that cache nothing
+        self._key: list[Key | None] = []  # by block number: what it caches
+        self._users: list[int] = []  # by block number: requests that hold it
         self._block_of: dict[Key, int] = {}  # key -> the block that came first
         self._copies: dict[Key, list[int]] = {}  # key -> further blocks, in order of coming
 
     @property
     def free(self) -> int | None:
         """Blocks that no request holds, cached or not; None without limit."""
-        return None if self.num_blocks is None else len(self._free)
+        return None if self.num_blocks is None else len(self._first) + self._unused + len(self._free)
 
     @property
     def cached(self) -> int:
@@ -67,7 +69,7 @@ class Blocks(Generic[Key]):
 
     def has_free(self, count: int) -> bool:
         """Whether ``count`` blocks can be taken."""
-        return self.num_blocks is None or count <= len(self._free)
+        return self.num_blocks is None or count <= len(self._first) + self._unused + len(self._free)
 
     def idle(self, blocks: Iterable[int]) -> int:
         """Return how many of ``blocks`` no request holds."""
@@ -105,10 +107,10 @@ class Blocks(Generic[Key]):
         if self.num_blocks is None:
             self._free |= dict.fromkeys(uncached)
             return
-        self._free |= dict.fromkeys(freed)
         if self._uncached_first:
-            for block in reversed(uncached):
-                self._free.move_to_end(block, last=False)
+            self._first += reversed(uncached)
+            freed = [block for block in freed if self._key[block] is not None]
+        self._free |= dict.fromkeys(freed)
 
     def clear(self) -> None:
         """Forget what is cached, as the engine's reset does; the engine resets only while nothing runs."""
@@ -123,7 +125,12 @@ class Blocks(Generic[Key]):
         self._key = [None] * len(self._key)
 
     def _take(self) -> int:
-        if not self._free:  # only a pool without limit comes here
+        if self._first:
+            block = self._first.pop()
+            self._users[block] = 1
+            return block
+        if self._unused or not self._free:  # without limit another one is always there
+            self._unused -= bool(self._unused)
             self._key.append(None)
             self._users.append(1)
             return len(self._users) - 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from kvscope.cli.common import emit_json, emit_table, json_option, percent
+from kvscope.cli.common import BLOCK_SIZE, BLOCKS_MOST, emit_json, emit_table, json_option, percent
 from kvscope.errors import UsageError
 
 
@@ -18,8 +18,8 @@ def batch() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the reordered file goes.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="Folder of the model's tokenizer.")
-@click.option("--block-size", type=click.IntRange(min=1), default=16, show_default=True, help="In tokens.")
-@click.option("--blocks", type=click.IntRange(min=2), help="Blocks of the cache; none: no limit.")
+@click.option("--block-size", type=BLOCK_SIZE, default=16, show_default=True, help="In tokens.")
+@click.option("--blocks", type=click.IntRange(2, BLOCKS_MOST), help="Blocks of the cache; none: no limit.")
 @click.option("--fields", metavar="A,B", help="Of a table: only these may move, to the front of the row.")
 @click.option("--template", default="{row}", show_default=True, help="Of a table: the prompt around a row.")
 @json_option

@@ -8,7 +8,15 @@ import click
 
 from kvscope.analysis.event_log import read_event_log
 from kvscope.analysis.offline.causes import CauseOptions, CauseReport, CauseRow, causes_of
-from kvscope.cli.common import db_option, emit_json, emit_table, json_option, milliseconds
+from kvscope.cli.common import (
+    BLOCK_SIZE,
+    BLOCKS_MOST,
+    db_option,
+    emit_json,
+    emit_table,
+    json_option,
+    milliseconds,
+)
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.prefill import prefill_of, prefill_option
 from kvscope.cli.progress import reading
@@ -18,8 +26,10 @@ from kvscope.prompts.named import named_tokenizer
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--blocks", type=click.IntRange(min=2), help="The engine's num_gpu_blocks. Default: no limit.")
-@click.option("--block-size", type=click.IntRange(min=1), help="Tokens a block. Default: 16.")
+@click.option(
+    "--blocks", type=click.IntRange(2, BLOCKS_MOST), help="The engine's num_gpu_blocks. Default: no limit."
+)
+@click.option("--block-size", type=BLOCK_SIZE, help="Tokens a block. Default: 16.")
 @tokenizer_option("Text without one is estimated.")
 @click.option(
     "--kv-events",

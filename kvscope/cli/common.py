@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from typing_extensions import override
 
 from kvscope.clock import iso, system_clock
 from kvscope.errors import UsageError
@@ -18,10 +19,27 @@ from kvscope.errors import UsageError
 if TYPE_CHECKING:  # the store and the settings are loaded by the commands that use them
     from kvscope.store.database import Store
 
+BLOCKS_MOST = 1_000_000_000  # of a cache: far beyond any, and far below what numbers of 64 bits hold
+BLOCK_SIZE = click.IntRange(1, 65_536)  # tokens a block
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 Command = Callable[..., Any]
+
+
+class PositiveNumber(click.FloatRange):
+    """A number above 0 that is one: neither NaN, which passes every bound, nor infinite."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number above 0.", param, ctx)
+        return number
 
 
 def db_option(command: Command) -> Command:

@@ -15,7 +15,7 @@ from kvscope.analysis.offline.exporting import EXPORT_FORMATS, MOONCAKE, Exporte
 from kvscope.analysis.offline.hashing import Hasher, Salter
 from kvscope.analysis.offline.importing import logged
 from kvscope.analysis.offline.load import DEFAULT_BLOCK_SIZE
-from kvscope.cli.common import db_option, emit_json, json_option, opened, since_at, since_option
+from kvscope.cli.common import BLOCK_SIZE, db_option, emit_json, json_option, opened, since_at, since_option
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.progress import reading
 from kvscope.cli.tokenizers import tokenizer_option
@@ -38,7 +38,7 @@ _STDOUT = "-"
 )
 @click.option(
     "--block-size",
-    type=click.IntRange(min=1),
+    type=BLOCK_SIZE,
     help="Tokens a block. Default: a trace's own, 16 for text and tokens.",
 )
 @tokenizer_option("Text needs one.")

@@ -9,7 +9,7 @@ from kvscope.analysis.scale_out.grid import GridOptions, GridReport, parse_layou
 from kvscope.analysis.scale_out.hashing import HashOptions
 from kvscope.cache.policies import POLICIES
 from kvscope.cache.routing import ROUTINGS
-from kvscope.cli.common import emit_json, emit_table, json_option, percent
+from kvscope.cli.common import BLOCK_SIZE, BLOCKS_MOST, emit_json, emit_table, json_option, percent
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.progress import steps
 from kvscope.cli.tokenizers import tokenizer_option
@@ -22,7 +22,7 @@ _MOST_REPLICAS = 10_000
 @click.option("--replicas", type=click.IntRange(1, _MOST_REPLICAS), multiple=True, default=(1,))
 @click.option(
     "--blocks",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, BLOCKS_MOST),
     multiple=True,
     help="Blocks of one replica's cache, as of `kvscope replay`; 0 and by default: no limit.",
 )
@@ -45,7 +45,7 @@ _MOST_REPLICAS = 10_000
 )
 @click.option(
     "--block-size",
-    type=click.IntRange(min=1),
+    type=BLOCK_SIZE,
     help="Tokens a block. Default: a trace's own, 16 for text and tokens.",
 )
 @tokenizer_option("Text without one is estimated.")

@@ -13,7 +13,7 @@ from kvscope.analysis.formats.records import BadLine
 from kvscope.analysis.offline.hashing import Hasher, Salter
 from kvscope.analysis.offline.importing import Imported, imported
 from kvscope.analysis.offline.load import DEFAULT_BLOCK_SIZE
-from kvscope.cli.common import db_option, emit_json, json_option
+from kvscope.cli.common import BLOCK_SIZE, db_option, emit_json, json_option
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.progress import reading
 from kvscope.cli.tokenizers import tokenizer_option
@@ -37,7 +37,7 @@ _BATCH = 500
 )
 @click.option(
     "--block-size",
-    type=click.IntRange(min=1),
+    type=BLOCK_SIZE,
     help="Tokens a block. Default: a trace's own, 16 for text and tokens.",
 )
 @tokenizer_option("For --blocks of text.")

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from kvscope.agent.advising import ttft_predictor
-from kvscope.cli.common import opened
+from kvscope.cli.common import PositiveNumber, opened
 
 Prefill = Callable[[int, int], float | None]
 """Prompt and cached tokens to seconds; None where the model cannot tell."""
@@ -16,7 +16,7 @@ def prefill_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--prefill-rate``."""
     return click.option(
         "--prefill-rate",
-        type=click.FloatRange(min=0, min_open=True),
+        type=PositiveNumber(),
         help="Tokens a second in prefill. Default: by the store's latency model, if --db names one with it.",
     )(command)
 

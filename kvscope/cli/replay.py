@@ -18,6 +18,8 @@ from kvscope.cache.model_files import load_config
 from kvscope.cache.policies import POLICIES
 from kvscope.cache.shapes import ModelShape
 from kvscope.cli.common import (
+    BLOCK_SIZE,
+    BLOCKS_MOST,
     db_option,
     emit_json,
     emit_table,
@@ -41,13 +43,13 @@ _SHOWN_DIFFERENCES = 5
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 @click.option(
     "--blocks",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, BLOCKS_MOST),
     help="Blocks of the cache: the engine's num_gpu_blocks for text and tokens (one of them is its null "
     "block), usable blocks for traces of block ids. None: no limit.",
 )
 @click.option(
     "--block-size",
-    type=click.IntRange(min=1),
+    type=BLOCK_SIZE,
     help="Tokens a block. Default: a trace's own, 16 for text and tokens.",
 )
 @click.option(
@@ -73,7 +75,7 @@ _SHOWN_DIFFERENCES = 5
 )
 @click.option(
     "--batched-tokens",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000_000_000),
     help="With --layers, vLLM's --max-num-batched-tokens: longer prompts are computed in parts. Default: no "
     "prompt is longer.",
 )

@@ -19,7 +19,7 @@ from kvscope.clock import iso
 @db_option
 @json_option
 @since_option
-@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="How many.")
+@click.option("--last", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="How many.")
 @click.option("--route", help="Only this route.")
 def requests(db: str | None, as_json: bool, since: str | None, last: int, route: str | None) -> None:
     """Show the newest request records, oldest first."""

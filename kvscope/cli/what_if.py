@@ -14,7 +14,7 @@ from kvscope.cache.model_files import load_config
 from kvscope.cache.routing import ROUTINGS
 from kvscope.cache.sizing import SizeOptions, size
 from kvscope.cache.tiers import RULES
-from kvscope.cli.common import emit_table, percent
+from kvscope.cli.common import BLOCKS_MOST, PositiveNumber, emit_table, percent
 from kvscope.errors import UsageError
 
 Command = Callable[..., Any]
@@ -66,7 +66,7 @@ def what_if_options(command: Command) -> Command:
 _OPTIONS = (
     click.option(
         "--lower-blocks",
-        type=click.IntRange(min=0),
+        type=click.IntRange(0, BLOCKS_MOST),
         help="What if: blocks of a second tier below, as in host memory.",
     ),
     click.option(
@@ -77,7 +77,7 @@ _OPTIONS = (
         "the upper one gives up. Default: both.",
     ),
     click.option(
-        "--replicas", type=click.IntRange(min=1), help="What if: so many engines with such a cache each."
+        "--replicas", type=click.IntRange(1, 10_000), help="What if: so many engines with such a cache each."
     ),
     click.option(
         "--routing",
@@ -99,12 +99,12 @@ _OPTIONS = (
     ),
     click.option(
         "--bytes-per-token",
-        type=click.FloatRange(min=0, min_open=True),
+        type=PositiveNumber(),
         help="The same for a model of so many bytes of KV cache a token.",
     ),
     click.option(
         "--prefill-rate",
-        type=click.FloatRange(min=0, min_open=True),
+        type=PositiveNumber(),
         help="Tokens a second that the engine computes in prefill, for what is saved in seconds.",
     ),
 )

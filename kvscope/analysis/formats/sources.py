@@ -4,6 +4,7 @@ import gzip
 import io
 import sys
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,7 +102,9 @@ def _lines(file: io.BufferedReader) -> Iterator[tuple[int, bytes]]:
     elif start.startswith(_ZSTD_MAGIC):
         packing, source = "zstd", io.BufferedReader(_ZstdReader(file), _BUFFER_BYTES)
     try:
-        yield from enumerate(source, start=1)
+        if first := source.readline():
+            yield 1, first.removeprefix(BOM_UTF8)  # Windows' tools begin a file with it
+        yield from enumerate(source, start=2)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BrokenStreamError(f"the {packing} stream breaks off here: {error}") from error
 

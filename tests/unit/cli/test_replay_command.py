@@ -280,3 +280,37 @@ def test_bad_input_is_one_line(
     assert out == ""
     assert words in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_pool_costs_what_its_traffic_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    file = DATA / "cache" / "vllm-0.32.0-sequential.jsonl.gz"
+    largest = document(capsys, file, "--blocks", 1_000_000_000, "--block-size", 32)
+    assert largest["hit_tokens"] == document(capsys, file, "--block-size", 32)["hit_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--blocks", "99999999999999999999"),
+        ("--block-size", "99999999999999999999"),
+        ("--replicas", "99999999999999999999"),
+        ("--lower-blocks", "99999999999999999999"),
+        ("--bytes-per-token", "nan"),
+        ("--bytes-per-token", "inf"),
+        ("--prefill-rate", "nan"),
+    ],
+)
+def test_a_number_beyond_all_use_is_refused(
+    capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    code, out, err = ran(capsys, MOONCAKE, option, value, "--json")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert f"Invalid value for '{option}': {value} is " in err
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    marked = tmp_path / "log.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + MOONCAKE.read_bytes())
+    assert document(capsys, marked) == document(capsys, MOONCAKE)
