@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import streamlit as st
 
+from kvscope.agent.asking import DEFAULT_AGENT, LastLook, last_look
 from kvscope.clock import system_clock
 from kvscope.config.load import default_db
+from kvscope.errors import KvscopeError
 from kvscope.experiments.design import from_suggestion
 from kvscope.model.advice import (
     Experiment,
@@ -38,10 +40,19 @@ _LOOKS = 400
 
 def database_url(arguments: Sequence[str] | None = None) -> str:
     """Return the store's URL: from ``--db``, else what every command of kvscope takes without it."""
+    return _argument("--db", arguments) or default_db()
+
+
+def agent_url(arguments: Sequence[str] | None = None) -> str:
+    """Return the base URL of the agent's admin port: from ``--agent``, else an agent's default."""
+    return _argument("--agent", arguments) or DEFAULT_AGENT
+
+
+def _argument(name: str, arguments: Sequence[str] | None) -> str | None:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--db")
+    parser.add_argument(name, dest="value")
     known, _ = parser.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
-    return str(known.db) if known.db else default_db()
+    return None if known.value is None else str(known.value)
 
 
 @st.cache_resource(show_spinner=False)
@@ -130,6 +141,19 @@ def sums() -> tuple[SumLine, ...]:
 def suggestions() -> list[Suggestion]:
     """Return the suggestions that nobody has dismissed."""
     return store().advice.suggestions()
+
+
+@st.cache_data(ttl=_FRESH_SECONDS, show_spinner=False, max_entries=4)
+def _last_look(agent: str) -> LastLook | None:
+    try:
+        return last_look(agent)
+    except KvscopeError:
+        return None
+
+
+def advisor() -> LastLook | None:
+    """Return what the agent's advisor last said, None where no agent answers."""
+    return _last_look(agent_url())
 
 
 def policies() -> list[RoutePolicy]:

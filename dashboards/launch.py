@@ -20,8 +20,10 @@ _NEEDS = ("streamlit", "altair")
 _INSTALL = "pip install 'kvscope[dashboard]'"
 
 
-def command(db_url: str | None, host: str, port: int) -> list[str]:
+def command(db_url: str | None, host: str, port: int, *, agent: str | None = None) -> list[str]:
     """Return the command that serves the dashboard of the store at ``db_url`` on ``host:port``.
+
+    ``agent`` is the base URL of the agent's admin port, which knows why routes get no suggestion.
 
     With None the app takes the store that KVSCOPE_DB names: a URL with a password in it belongs there, where
     the list of processes does not show it.
@@ -40,7 +42,9 @@ def command(db_url: str | None, host: str, port: int) -> list[str]:
         "--client.toolbarMode=minimal",
         "--client.showErrorDetails=type",
         *theme.flags(),
-        *(("--", "--db", db_url) if db_url else ()),
+        "--",
+        *(("--agent", agent) if agent else ()),
+        *(("--db", db_url) if db_url else ()),
     ]
 
 

@@ -201,7 +201,8 @@ def _tables(experiment: Experiment, look: Look | None) -> None:
     else:
         st.dataframe(**tables.options(frame))
     st.markdown("**History**")
-    st.dataframe(**tables.options(view.history_frame(experiment, data.history(experiment.id))))
+    for line in view.history_lines(experiment, data.history(experiment.id)):
+        st.caption(ui.plain(line))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Suggestions: what to change, what it should bring, and the way to try it on live traffic."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -10,7 +10,7 @@ from kvscope.errors import KvscopeError
 from kvscope.model.advice import Experiment, RoutePolicy, Suggestion, Unit
 from kvscope.model.prompt import Risk
 from kvscope.reports import evidence, kinds, words
-from kvscope.reports.changes import in_force, steps_of
+from kvscope.reports.changes import harms_of, in_force, steps_of
 
 _UNITS = {
     Unit.SESSION: "By session: each session stays in its arm",
@@ -22,6 +22,9 @@ _REPLAYED = (
     "Both are worked out, not measured: the agent replays its window of requests with the layout in force"
     " (now) and with this change (predicted)."
 )
+
+_INTERVAL = "90 % interval of the mean over such requests; the latency model's own error comes on top."
+_GPU = "By the latency model, at the window's rate of requests."
 
 
 def show() -> None:
@@ -35,17 +38,24 @@ def show() -> None:
 
 def _body() -> None:
     suggestions = data.suggestions()
-    if not suggestions:
-        ui.empty(
-            "No suggestions",
-            "Either nothing is worth changing, or the agent has not seen enough traffic yet."
-            " `kvscope suggest` says which.",
-            ":material/lightbulb:",
-        )
+    if suggestions:
+        experiments, policies = data.experiments(), data.policies()
+        for suggestion in suggestions:
+            _card(suggestion, experiments, policies)
+    else:
+        heading, text = view.nothing(data.advisor(), data.agent_url())
+        ui.empty(heading, text, ":material/lightbulb:")
+    _left_alone(view.left_alone(data.advisor(), suggestions))
+
+
+def _left_alone(reasons: Mapping[str, str]) -> None:
+    """Say why other routes get no suggestion."""
+    if not reasons:
         return
-    experiments, policies = data.experiments(), data.policies()
-    for suggestion in suggestions:
-        _card(suggestion, experiments, policies)
+    with st.container(border=True, key="left-alone"):
+        st.markdown(":material/check_circle: **Routes without a suggestion**")
+        for route, reason in reasons.items():
+            st.caption(f"**{ui.plain(route)}**: {ui.plain(reason)}")
 
 
 def _card(suggestion: Suggestion, experiments: Sequence[Experiment], policies: Sequence[RoutePolicy]) -> None:
@@ -60,14 +70,23 @@ def _card(suggestion: Suggestion, experiments: Sequence[Experiment], policies: S
             )
             if in_force(suggestion, policies):
                 st.badge("already in force", icon=":material/check:", color="green")
-        left, middle, right = st.columns([4, 3, 3], gap="medium")
+        left, middle, right, last = st.columns([4, 3, 3, 3], gap="medium")
         with left:
             st.caption("Hit rate by replay of the window", help=_REPLAYED)
             st.altair_chart(view.hit_rate_bars(suggestion))
-        middle.metric("TTFT change", words.change_seconds(suggestion.ttft_change_seconds))
+        with middle:
+            st.metric("TTFT change", words.change_seconds(suggestion.ttft_change_seconds))
+            if interval := view.ttft_interval(suggestion):
+                st.caption(interval, help=_INTERVAL)
         right.metric("Tokens saved a day", words.rough(suggestion.tokens_saved_per_day))
+        last.metric(
+            "GPU time saved a day", words.gpu_seconds(evidence.gpu_seconds(suggestion.evidence)), help=_GPU
+        )
         for line in steps_of(suggestion):
             st.markdown(ui.plain(line))
+        if not suggestion.transforms:
+            st.caption(":material/person: A person must act: no transform of the gateway does this.")
+        st.caption(f"**What could go wrong:** {ui.plain(' '.join(harms_of(suggestion)))}")
         st.caption(
             " · ".join(f"{label}: {ui.plain(text)}" for label, text in evidence.lines(suggestion.evidence))
         )

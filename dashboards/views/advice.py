@@ -7,6 +7,7 @@ import pandas as pd
 
 from dashboards import theme
 from dashboards.views import charts
+from kvscope.agent.asking import LastLook
 from kvscope.model.advice import Experiment, Suggestion
 from kvscope.model.prompt import Risk
 from kvscope.reports import words
@@ -31,6 +32,32 @@ def name_for(suggestion: Suggestion, taken: Collection[str]) -> str:
 def tried_by(suggestion: Suggestion, experiments: Sequence[Experiment]) -> list[Experiment]:
     """Return the experiments that put this suggestion to the test."""
     return [experiment for experiment in experiments if experiment.suggestion_id == suggestion.id]
+
+
+def ttft_interval(suggestion: Suggestion) -> str | None:
+    """Return the interval of the change of the time to first token: ``−140 to −122 ms``; None without one."""
+    low = suggestion.evidence.get("ttft_change_low_seconds")
+    high = suggestion.evidence.get("ttft_change_high_seconds")
+    if suggestion.ttft_change_seconds is None or low is None or high is None:
+        return None
+    return words.interval(low, high, "ttft_seconds")
+
+
+def nothing(look: LastLook | None, agent: str) -> tuple[str, str]:
+    """Return a heading and a sentence on why there is no suggestion at all."""
+    if look is None:
+        told = f"Why, only a running agent knows: none answers at {agent} (`kvscope dashboard --agent URL`)."
+        return "No suggestions", told
+    because = look.none_because or "all that it found were dismissed, or belong to another store"
+    when = "" if look.looked_at is None else f" It looked last at {words.moment(look.looked_at)}."
+    return "No suggestions", f"The agent says: {because}.{when}"
+
+
+def left_alone(look: LastLook | None, suggestions: Sequence[Suggestion]) -> dict[str, str]:
+    """Return by route why it has no suggestion, as the agent told."""
+    suggested = {suggestion.route for suggestion in suggestions}
+    found = {} if look is None else look.unchanged
+    return {route: reason for route, reason in sorted(found.items()) if route not in suggested}
 
 
 def hit_rate_bars(suggestion: Suggestion) -> alt.LayerChart:

@@ -49,7 +49,8 @@ def cause_chart(frame: pd.DataFrame, *, share: bool) -> alt.Chart:
     value = alt.X(
         "share:Q" if share else "tokens:Q",
         title=None,
-        axis=alt.Axis(format=".0%" if share else "~s", tickCount=6),
+        # by ticks' own format all would get the largest one's prefix: "0M"
+        axis=alt.Axis(labelExpr=f"format(datum.value, '{'.0%' if share else '~s'}')", tickCount=6),
         scale=alt.Scale(domain=[0, 1]) if share else alt.Undefined,
         stack="zero",
     )

@@ -224,16 +224,15 @@ def guardrail_words(line: GuardrailLine) -> tuple[str, str]:
     return icon, f"{words.metric(line.metric).capitalize()} may worsen by {margin}: {state}"
 
 
-def history_frame(experiment: Experiment, transitions: Sequence[Transition]) -> pd.DataFrame:
-    """Return what happened, newest first, down to its creation."""
-    rows = [
-        {"at": row.at, "state": row.state.value, "actor": row.actor, "reason": row.reason}
+def history_lines(experiment: Experiment, transitions: Sequence[Transition]) -> list[str]:
+    """Return what happened, a line each, newest first, down to its creation."""
+    lines = [
+        f"{words.moment(row.at)}, {row.actor}: {row.state.value}, {row.reason}"
         for row in reversed(transitions)
     ]
     if not any(row.state is ExperimentState.DRAFT for row in transitions):
-        rows.append({"at": experiment.created_at, "state": "draft", "actor": "", "reason": "created"})
-    frame = pd.DataFrame(rows, columns=["at", "state", "actor", "reason"])
-    return frame.assign(at=charts.moments(frame["at"].astype(float)))
+        lines.append(f"{words.moment(experiment.created_at)}: created")
+    return lines
 
 
 def experiment_frame(experiments: Sequence[Experiment]) -> pd.DataFrame:

@@ -294,6 +294,7 @@ def _leave_dashboard(stage: _Stage, running: contextlib.ExitStack) -> None:
     port = free_port()
     code = "from kvscope.cli.main import main; main()"
     argv = [sys.executable, "-c", code, "dashboard", "--db", stage.sidecar.db, "--port", str(port)]
+    argv += ["--agent", stage.sidecar.admin]
     dashboard = ChildProcess("the dashboard", argv, stage.options.output / "dashboard.log")
     running.callback(dashboard.stop)
     url = f"http://127.0.0.1:{port}"

@@ -16,6 +16,9 @@ def test_the_command_serves_the_app_on_the_given_address() -> None:
     assert {"--server.address=127.0.0.1", "--server.port=8501", "--server.headless=true"} <= set(argv)
     assert "--browser.gatherUsageStats=false" in argv
     assert argv[-3:] == ["--", "--db", "sqlite:///x.db"]
+    asked = launch.command(None, "127.0.0.1", 8501, agent="http://127.0.0.1:9")
+    assert data.agent_url(asked[asked.index("--") + 1 :]) == "http://127.0.0.1:9"
+    assert data.agent_url([]) == "http://127.0.0.1:8801"
 
 
 def test_every_flag_is_one_that_streamlit_knows() -> None:

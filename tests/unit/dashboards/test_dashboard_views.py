@@ -9,6 +9,7 @@ import pytest
 from dashboards import theme, ui
 from dashboards.views import advice, causes, charts, overview, records, tables, trials
 from dashboards.views.windows import WINDOWS, bucket_seconds
+from kvscope.agent.asking import LastLook
 from kvscope.model.advice import (
     Experiment,
     ExperimentState,
@@ -448,9 +449,9 @@ def test_the_history_goes_back_to_the_creation() -> None:
     started = Transition(
         experiment="e1", at=100.0, state=ExperimentState.RUNNING, actor="dashboard", reason="start"
     )
-    frame = trials.history_frame(experiment(), [started])
-    assert list(frame["state"]) == ["running", "draft"]
-    assert list(frame["reason"]) == ["start", "created"]
+    told = trials.history_lines(experiment(), [started])
+    assert told[0] == "1970-01-01 00:01:40 UTC, dashboard: running, start"
+    assert [line.rpartition(" ")[2] for line in told] == ["start", "created"]
 
 
 # tables
@@ -465,7 +466,6 @@ def test_rates_in_tables_are_per_cent_and_every_column_has_a_title() -> None:
         records.detail_frame([]),
         trials.experiment_frame([experiment()]),
         trials.difference_frame([]),
-        trials.history_frame(experiment(), []),
         trials.arm_frame([]).drop(columns="changes"),
     ]
     for frame in frames:
@@ -476,3 +476,24 @@ def test_rates_in_tables_are_per_cent_and_every_column_has_a_title() -> None:
 def test_commands_in_a_sentence_are_shown_as_code_and_names_as_they_are() -> None:
     said = ui.prose("route a_b*: run `kvscope db upgrade --db sqlite:///a_b.db`")
     assert said == r"route a\_b\*\: run `kvscope db upgrade --db sqlite:///a_b.db`"
+
+
+def test_an_empty_list_of_suggestions_says_what_the_agent_says() -> None:
+    look = LastLook(
+        looked_at=1_790_000_000.0, none_because="no change gains", unchanged={"b": "few", "a": "full"}
+    )
+    assert advice.nothing(look, "http://a")[1] == (
+        "The agent says: no change gains. It looked last at 2026-09-21 14:13:20 UTC."
+    )
+    assert "none answers at http://a" in advice.nothing(None, "http://a")[1]
+    (of_b,) = [replace(each, route="b") for each in seed.suggestions()[:1]]
+    assert advice.left_alone(look, [of_b]) == {"a": "full"}
+    assert advice.left_alone(None, []) == {}
+
+
+def test_a_suggestion_has_an_interval_where_a_model_told_it() -> None:
+    told = seed.suggestions()[0]
+    assert told.ttft_change_seconds == -0.131
+    ends = {"ttft_change_low_seconds": -0.14, "ttft_change_high_seconds": -0.122}
+    assert advice.ttft_interval(replace(told, evidence=ends)) == "−140 to −122 ms"
+    assert advice.ttft_interval(replace(told, evidence={})) is None
