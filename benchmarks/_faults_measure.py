@@ -115,14 +115,14 @@ def _applied(item: Suggestion, log: Log, tokenizer: PromptTokenizer) -> tuple[fl
     prompts: Sequence[Prompt] = (*log.prompts, *log.later)
     bodies = [dict(prompt.body) for prompt in prompts]
     engines = [prompt.engine for prompt in prompts]
+    if not item.transforms and "blocks" not in change and change.get("cache_salt") != "tenant":
+        return None
     if item.transforms:
         bodies = [apply_transforms(item.transforms, "chat", body) for body in bodies]
-    elif "blocks" in change:
+    if "blocks" in change:
         blocks = change["blocks"]
-    elif change.get("cache_salt") == "tenant":
+    if change.get("cache_salt") == "tenant":
         bodies = [{**body, "cache_salt": prompt.tenant} for body, prompt in zip(bodies, prompts, strict=True)]
-    else:
-        return None
     half = len(log.prompts)
     tokens = [tokenizer.encode("chat", body) for body in bodies]
     hits = _replayed(tokens, [body.get("cache_salt") for body in bodies], engines, blocks)

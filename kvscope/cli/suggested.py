@@ -22,7 +22,7 @@ def _labelled(item: Suggestion, cost_saved_per_day: str | None) -> Iterator[tupl
     yield "Suggestion", f"{item.id}, kind {item.kind}"
     for step in steps_of(item):
         yield "To do", step
-    yield "By", "the gateway, by an experiment" if item.transforms else "a person: no transform does this"
+    yield "By", _by(item)
     before, after = words.percent(item.hit_rate_before), words.percent(item.hit_rate_after)
     yield "Hit rate by replay", f"{before} to {after}"
     yield "TTFT change", evidence.ttft_change(item.ttft_change_seconds, item.evidence)
@@ -35,6 +35,12 @@ def _labelled(item: Suggestion, cost_saved_per_day: str | None) -> Iterator[tupl
     for line in harms_of(item):
         yield "What could go wrong", line
     yield "Found", words.moment(item.created_at)
+
+
+def _by(item: Suggestion) -> str:
+    if item.salts_first:
+        return "a person first (salts); once that is sent, the gateway, by an experiment"
+    return "the gateway, by an experiment" if item.transforms else "a person: no transform does this"
 
 
 def known_look(agent: str) -> LastLook:

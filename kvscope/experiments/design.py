@@ -51,6 +51,12 @@ def from_suggestion(  # noqa: PLR0913 - one argument for each choice that a pers
             f"suggestion {suggestion.id} ({suggestion.kind}) has no transform to try:"
             " a person must act on it, `kvscope suggest` says how"
         )
+    if suggestion.salts_first:
+        raise UsageError(
+            f"suggestion {suggestion.id} holds only with one cache_salt a {suggestion.change['cache_salt']},"
+            " which the gateway cannot set: have the application send that first, then try what"
+            " `kvscope suggest` says of the new traffic"
+        )
     _require_approval((suggestion.risk,), approved=approved)
     planned = from_transforms(
         suggestion.transforms,

@@ -13,7 +13,7 @@ class Suggestion:
     """A proposed change with its expected effect and evidence.
 
     ``id`` is stable: the same change to the same route has the same id. ``change`` holds
-    ``transforms`` (a list of specs), or is empty where a person must act.
+    ``transforms`` (a list of specs), or what a person must set, or both where neither gains much alone.
     """
 
     id: str
@@ -32,6 +32,11 @@ class Suggestion:
     def transforms(self) -> tuple[TransformSpec, ...]:
         """The transforms that the gateway would apply."""
         return tuple(TransformSpec.from_json(spec) for spec in self.change.get("transforms", ()))
+
+    @property
+    def salts_first(self) -> bool:
+        """Whether the transforms bring the gain only once a person has widened the salts."""
+        return bool(self.transforms) and "cache_salt" in self.change
 
 
 class ExperimentState(StrEnum):

@@ -67,7 +67,8 @@ def gpu_seconds(evidence: Mapping[str, Any]) -> float | None:
 
 
 def _lines(evidence: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    parts = evidence.get("parts") or [evidence]
+    # salts are a part without a place
+    parts = [part for part in evidence.get("parts") or [evidence] if part.get("role") is not None]
     yield "Where", "; ".join(filter(None, map(_where, parts[:_PARTS])))
     if len(parts) > _PARTS:
         yield "More places", words.count(len(parts) - _PARTS)

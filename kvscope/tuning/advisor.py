@@ -7,6 +7,7 @@ is taken from the newer half of the window, where the cache is warm. A change mu
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from kvscope.analysis.offline.load import Encoder
 from kvscope.model.advice import Suggestion
@@ -17,7 +18,15 @@ from kvscope.tuning.evidence import evidence_of
 from kvscope.tuning.judge import Judge, stand_ins
 from kvscope.tuning.rule import Traffic
 from kvscope.tuning.rules import operations
-from kvscope.tuning.search import Change, merged, options_of, promising
+from kvscope.tuning.salts import (
+    SALT_A_TENANT,
+    WIDEN_SALT,
+    WideJudges,
+    a_salt_a_tenant,
+    counted,
+    with_wider_salts,
+)
+from kvscope.tuning.search import Change, Option, merged, options_of, promising
 from kvscope.tuning.structure import RouteStructure, learn
 from kvscope.tuning.unchanged import reason
 from kvscope.tuning.window import FEWEST_REQUESTS, InForce, Limits, RouteWindow, Window, select
@@ -39,10 +48,14 @@ class Advice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Judged:
-    """A change of one route's prompts and what the exact replay says of it."""
+    """A change of one route's prompts and what the exact replay says of it.
+
+    ``salts_first``: the suggestion widens salts, too, and is named by these.
+    """
 
     change: Change
     effect: Effect
+    salts_first: bool | None = None  # None: salts stay as they are
 
 
 def advise(  # noqa: PLR0913 - what advice depends on, all of it named
@@ -98,12 +111,16 @@ def advise(  # noqa: PLR0913 - what advice depends on, all of it named
             block_size=block_size,
             num_blocks=num_blocks,
         )
+        wide = _wide(exact, rough, window)
         suggestions += [
             _changed_prompts(judged, window=window, ttft=ttft, now=now)
             for route in routes
             if options[route.route]
-            for judged in _judge(
-                exact, route, promising(rough, route, options[route.route], min_gain=min_gain), min_gain
+            for judged in (
+                *_judge(
+                    exact, route, promising(rough, route, options[route.route], min_gain=min_gain), min_gain
+                ),
+                *_salted(exact, wide, route, options[route.route], min_gain),
             )
         ]
     suggestions.sort(key=_most_saved_first)
@@ -171,6 +188,26 @@ def _judge(exact: Judge, route: RouteWindow, changes: Sequence[Change], min_gain
             yield dataclasses.replace(judged, change=_largest_first(exact, judged))
 
 
+def _wide(exact: Judge, rough: Judge, window: Window) -> WideJudges | None:
+    serving = a_salt_a_tenant(exact.serving, window)
+    return None if serving is None else WideJudges(exact.under(serving), rough.under(serving))
+
+
+def _salted(
+    exact: Judge,
+    wide: WideJudges | None,
+    route: RouteWindow,
+    options: Sequence[Option],
+    min_gain: float,
+) -> Iterator[_Judged]:
+    """Yield the changes that gain only, or clearly more, with one salt a tenant."""
+    if wide is None:
+        return
+    for found in with_wider_salts(exact, wide, route, options, min_gain=min_gain):
+        judged = _Judged(found.change, found.effect, found.salts_first)
+        yield dataclasses.replace(judged, change=_largest_first(wide.exact, judged))
+
+
 def _largest_first(exact: Judge, judged: _Judged) -> Change:
     """Return the change with the kind first that alone gains most: it names the suggestion."""
     if len(judged.change.kinds) == 1:
@@ -196,11 +233,16 @@ def _changed_prompts(
     )
     if effect.route.in_force:
         evidence["in_force"] = layout_name(effect.route.in_force)
+    told: dict[str, Any] = {"transforms": [spec.as_json() for spec in transforms]}
+    if judged.salts_first is not None:
+        told = {**SALT_A_TENANT, **told}
+        evidence |= counted(effect.route, window)
+        evidence["parts"] = [*evidence["parts"], {"kind": WIDEN_SALT}]
     return suggestion_of(
         effect,
-        kind=change.kinds[0],
+        kind=WIDEN_SALT if judged.salts_first else change.kinds[0],
         risk=change.risk,
-        change={"transforms": [spec.as_json() for spec in transforms]},
+        change=told,
         evidence=evidence,
         ttft=ttft,
         now=now,

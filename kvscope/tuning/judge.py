@@ -4,6 +4,7 @@ A judge of real tokens decides. A judge of stand-in tokens, a few characters eac
 helps the search to choose what the real one is asked about.
 """
 
+import copy
 import dataclasses
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,6 +114,15 @@ class Judge:
     def served(self, serving: Serving) -> Outcome:
         """Return what the window as it is would have hit when served in another way."""
         return self._replay({}, serving)
+
+    def under(self, serving: Serving) -> "Judge":
+        """Return a judge of the same window for which ``serving`` is how it is served now."""
+        other = copy.copy(self)
+        other.serving = serving
+        other._outcomes = {}  # noqa: SLF001 - of its own class
+        other._endless = None  # noqa: SLF001
+        other.now = other.served(serving)
+        return other
 
     def _changed(self, route: RouteWindow, specs: Sequence[TransformSpec]) -> dict[int, Tokens]:
         changed: dict[int, Tokens] = {}

@@ -1,7 +1,7 @@
 """Changes of how the engines are run: prompts stay as they are, and answers cannot change.
 
-Each is a question to the same exact replay: the window served with more memory, by another choice of the
-replica, or under wider salts. Memory is the engine's, so it is suggested once, to the route that gains most.
+Each is a question to the same exact replay: the window served with more memory, or by another choice of the
+replica. Memory is the engine's, so it is suggested once, to the route that gains most.
 """
 
 import dataclasses
@@ -17,10 +17,8 @@ from kvscope.tuning.window import RouteWindow
 
 MORE_MEMORY = "more_memory"
 ROUTE_AFFINITY = "route_affinity"
-WIDEN_SALT = "widen_salt"
 _FACTORS = (1.5, 2.0, 3.0, 4.0, 8.0)
 _MOST_OF_IT = 0.8  # of what endless memory would bring: more than that is seldom worth it
-_FEWEST_SALTS = 2
 _LEADING = 512  # characters that tell one template from another
 
 
@@ -87,36 +85,6 @@ def route_affinity(traffic: Traffic) -> Iterator[Operation]:
                 effect=effect,
                 change={"routing": routing.value},
                 evidence=told(effect) | {"replicas": len(replicas)},
-            )
-
-
-def widen_salt(traffic: Traffic) -> Iterator[Operation]:
-    """Suggest one salt a tenant where a tenant's requests have several; never one for several tenants."""
-    judge, window, min_gain = traffic.judge, traffic.window, traffic.min_gain
-
-    def by_tenant(prompt: Prompt) -> str | None:
-        return prompt.salt if prompt.salt is None or prompt.tenant is None else f"tenant {prompt.tenant}"
-
-    salts: dict[str, set[str]] = {}
-    for prompt in window.prompts:
-        if prompt.salt is not None and prompt.tenant is not None:
-            salts.setdefault(prompt.tenant, set()).add(prompt.salt)
-    if all(len(found) < _FEWEST_SALTS for found in salts.values()):
-        return
-    after = judge.served(dataclasses.replace(judge.serving, salt=by_tenant))
-    for route in traffic.routes:
-        effect = Effect(judge.now, after, route)
-        if effect.least_gain >= min_gain:
-            found = [window.prompts[at] for at in route.positions]
-            yield Operation(
-                kind=WIDEN_SALT,
-                effect=effect,
-                change={"cache_salt": "tenant"},
-                evidence=told(effect)
-                | {
-                    "salts": len({prompt.salt for prompt in found}),
-                    "tenants": len({prompt.tenant for prompt in found}),
-                },
             )
 
 

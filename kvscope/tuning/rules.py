@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from kvscope.tuning.conversations import stable_history
-from kvscope.tuning.operations import more_memory, route_affinity, widen_salt
+from kvscope.tuning.operations import more_memory, route_affinity
 from kvscope.tuning.rule import Operation, Rule, Traffic
+from kvscope.tuning.salts import widen_salt
 from kvscope.tuning.timing import keep_warm, stagger_identical
 from kvscope.tuning.wording import align_block, text_before_image, unify_prompts
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvscope.cache.replay import ReplayRequest, replay
+from kvscope.errors import UsageError
+from kvscope.experiments.design import from_suggestion
 from kvscope.model.advice import Suggestion
 from kvscope.model.prompt import Prompt, Risk
 from kvscope.prompts.tokenizing import LocalTokenizer
-from kvscope.reports.changes import steps_of
+from kvscope.prompts.transforms import apply_transforms
+from kvscope.reports.changes import harms_of, in_force, steps_of
 from kvscope.tuning.advisor import advise
 from tests.support import faults
 
@@ -123,3 +126,51 @@ def test_a_salt_a_tenant_is_as_wide_as_it_may_be(tool_tokenizer: LocalTokenizer)
     assert found_in(_salted(salts=4, tenants=4), tool_tokenizer) == []
     # whose salts they are is not known: nothing may be shared
     assert found_in(_salted(salts=32, tenants=2, named=False), tool_tokenizer) == []
+
+
+def _clocks(salts: int, tenants: int) -> list[Prompt]:
+    """Prompts whose first line is a clock, each tenant's under several salts."""
+    made = []
+    for number, prompt in enumerate(faults.window("clock_first", requests=32)):
+        body = {**prompt.body, "cache_salt": f"salt-{number % salts}"}
+        made.append(
+            dataclasses.replace(prompt, body=body, sent_body=body, tenant=f"tenant-{number % tenants}")
+        )
+    return made
+
+
+def test_fine_salts_and_a_clock_that_hide_each_other_are_named_together(
+    tool_tokenizer: LocalTokenizer,
+) -> None:
+    window = _clocks(salts=32, tenants=2)
+    (found,) = found_in(window, tool_tokenizer)
+    # neither gains alone: with 32 salts nothing is shared, and behind a clock nothing is the same
+    assert rate(window, tool_tokenizer, salt=lambda prompt: prompt.tenant) < 0.02
+    assert (found.kind, found.risk, found.change["cache_salt"]) == ("widen_salt", Risk.REVIEW, "tenant")
+    assert [spec.kind for spec in found.transforms] == ["move_volatile"]
+    assert [part["kind"] for part in found.evidence["parts"]] == ["move_volatile", "widen_salt"]
+    assert (found.evidence["salts"], found.evidence["tenants"]) == (32, 2)
+    moved = [
+        dataclasses.replace(prompt, body=apply_transforms(found.transforms, prompt.api, dict(prompt.body)))
+        for prompt in window
+    ]
+    assert found.hit_rate_before == rate(window, tool_tokenizer)
+    assert found.hit_rate_after == rate(moved, tool_tokenizer, salt=lambda prompt: prompt.tenant)
+    assert found.hit_rate_after > 0.5
+    salts, lines = steps_of(found)
+    assert salts.startswith("First, by hand: Send one cache_salt a tenant")
+    assert "move" in lines.lower()
+    assert [harm[:21] for harm in harms_of(found)] == ["Requests of one tenan", "The model reads the m"]
+    assert not in_force(found, [])
+
+
+def test_half_of_a_plan_is_never_tried(tool_tokenizer: LocalTokenizer) -> None:
+    (found,) = found_in(_clocks(salts=32, tenants=2), tool_tokenizer)
+    with pytest.raises(UsageError, match=r"one cache_salt a tenant.*have the application send that first"):
+        from_suggestion(found, name="half", now=7.0, approved=True)
+
+
+def test_changes_of_prompts_are_not_judged_under_wider_salts_over_tenants(
+    tool_tokenizer: LocalTokenizer,
+) -> None:
+    assert found_in(_clocks(salts=32, tenants=32), tool_tokenizer) == []
