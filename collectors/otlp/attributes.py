@@ -1,8 +1,8 @@
 """OTLP attribute values to plain Python, without prompt text and without what a store cannot hold."""
 
 import functools
-import math
 from collections.abc import Callable, Iterable
+from math import isfinite
 from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -62,8 +62,15 @@ def attributes_of(pairs: Iterable[KeyValue], most: int) -> tuple[dict[str, Attri
     for pair in pairs:
         key, longest = _terms_of(pair.key)
         told = pair.value
-        read = _VALUES.get(told.WhichOneof("value"))
-        value = read(told, longest) if read is not None and longest is not None else None
+        number = told.double_value or told.int_value
+        value: AttributeValue | None = number
+        if longest is None:
+            value = None
+        elif not number:  # another kind, or zero; most are numbers, and asking for the kind takes long
+            read = _VALUES.get(told.WhichOneof("value"))
+            value = read(told, longest) if read is not None else None
+        elif not isfinite(number):
+            value = _number(told, longest)
         if value is None or (len(kept) >= most and key not in kept):
             dropped += 1
         else:
@@ -85,7 +92,7 @@ def _terms_of(key: str) -> tuple[str, int | None]:
 def _number(value: AnyValue, _longest: int) -> float | str:
     number = value.double_value
     # JSON has no NaN and no infinity: they stay visible as text, as OTLP's own JSON writes them
-    return number if math.isfinite(number) else str(number)
+    return number if isfinite(number) else str(number)
 
 
 def _text(value: AnyValue, longest: int) -> str | None:

@@ -10,6 +10,7 @@ from kvscope.model.telemetry import Span
 
 ENGINE_SPAN = "llm_request"  # vLLM 0.11 to 0.33
 PLUGIN_SPAN = "kvscope.request"  # collectors/vllm_plugin
+_SPANS_OF_ONE_SEQUENCE = frozenset({ENGINE_SPAN, PLUGIN_SPAN})
 
 _LARGEST_COUNT = 10**9
 _STATUS_OF_FINISH = {"abort": Status.ABORTED, "error": Status.ERROR}
@@ -60,7 +61,7 @@ def _part(span: Span, source: Source, values: dict[str, Any]) -> RequestPart | N
     request_id = _request_id(span.attributes)
     if request_id is None:
         return None
-    piece = span.span_id if span.name in {ENGINE_SPAN, PLUGIN_SPAN} else ""
+    piece = span.span_id if span.name in _SPANS_OF_ONE_SEQUENCE else ""
     return RequestPart(request_id=request_id, source=source, values=values, piece=piece)
 
 
@@ -124,6 +125,8 @@ def _seconds(attributes: Mapping[str, Any], names: Mapping[str, str]) -> dict[st
 
 def seconds(value: Any) -> float | None:
     """Return a duration, or None for what cannot be one: text, NaN, infinity, a negative number."""
+    if value.__class__ is float and 0 <= value < math.inf:  # nearly always
+        return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) and value >= 0 else None
@@ -131,6 +134,8 @@ def seconds(value: Any) -> float | None:
 
 def count(value: Any) -> int | None:
     """Return a count of tokens or events, or None for what cannot be one."""
+    if value.__class__ is int and 0 <= value <= _LARGEST_COUNT:  # nearly always
+        return int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     if not 0 <= value <= _LARGEST_COUNT or value != int(value):

@@ -59,6 +59,7 @@ _ONE_AND_THE_WHOLE = 2
 _LARGEST_COUNT = 2**31 - 1
 
 _TOKENS = frozenset(TOKEN_FIELDS)
+_PLAIN_KINDS = frozenset({int, type(None)})
 # every span has an id of its own, and a request of several sequences has several spans
 _NEVER_IN_CONFLICT = frozenset({"span_id", "causes"})
 
@@ -126,6 +127,16 @@ class Join:
         if part.request_id != self.request_id:
             raise ValueError(f"part of {part.request_id!r} merged into {self.request_id!r}")
         source = _NAMES[part.source]
+        if not self.sources and not self.pieces:  # nearly always: nothing was told before
+            self.values = {
+                field: value
+                for field, value in part.values.items()
+                if value is not None
+                and field not in _TOKENS
+                and not (isinstance(value, float) and not isfinite(value))
+            }
+            self.sources = dict.fromkeys(self.values, source)
+            return self._add_piece(part, source) or bool(self.values)
         changed = False
         values, sources = self.values, self.sources
         for field, value in part.values.items():
@@ -190,7 +201,7 @@ def _put(into: dict[str, Any], field: str, value: Any) -> None:
 
 def _counts(part: RequestPart) -> Counts:
     counts: Counts = tuple(map(part.values.get, TOKEN_FIELDS))
-    if any(isinstance(count, float) for count in counts):
+    if not _PLAIN_KINDS.issuperset(map(type, counts)):
         return tuple(None if _is_no_number(count) else count for count in counts)
     return counts
 

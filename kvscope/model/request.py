@@ -137,8 +137,9 @@ class RequestPart:
     piece: str = ""
 
     def __post_init__(self) -> None:
-        if unknown := self.values.keys() - REQUEST_FIELDS:
-            raise ValueError(f"not fields of a request record: {sorted(unknown)}")
+        if not self.values.keys() <= REQUEST_FIELDS:
+            unknown = sorted(self.values.keys() - REQUEST_FIELDS)
+            raise ValueError(f"not fields of a request record: {unknown}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

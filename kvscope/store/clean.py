@@ -38,7 +38,7 @@ def text(value: object, limit: int = TEXT_CHARS) -> str:
 
 def key(value: object) -> str:
     """Return ``value`` as text for an indexed column."""
-    return text(value, KEY_CHARS)
+    return value if value.__class__ is str and is_plain_text(value) else text(value, KEY_CHARS)
 
 
 def is_plain_text(value: str) -> bool:

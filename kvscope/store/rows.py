@@ -56,7 +56,7 @@ _PLAIN: dict[str, tuple[type, Callable[[Any], bool]]] = {
         (Integer, (int, clean.is_plain_count)),
     )
     if isinstance(column.type, stored) and column.name != "status"
-}
+} | {"status": (Status, bool)}
 _NEVER_PLAIN = (type(None), bool)
 REQUEST_COLUMNS = tuple(column.name for column in schema.requests.columns)
 _STATUS, _CAUSES, _SOURCES, _CONFLICTS = (
@@ -70,14 +70,12 @@ def clean_part(part: RequestPart) -> tuple[RequestPart, bool]:
 
     Raises ``UnfitError`` when its request id is not a text.
     """
+    if _is_plain(part):  # nearly always
+        return part, True
     values: dict[str, Any] = {}
     whole = True
     for name, value in part.values.items():
         if value is None:
-            continue
-        kind, is_plain = _PLAIN.get(name, _NEVER_PLAIN)
-        if value.__class__ is kind and is_plain(value):  # nearly always
-            values[name] = value
             continue
         try:
             values[name] = _CLEANERS[name](value)
@@ -90,6 +88,17 @@ def clean_part(part: RequestPart) -> tuple[RequestPart, bool]:
         piece=clean.key(part.piece),
     )
     return cleaned, whole
+
+
+def _is_plain(part: RequestPart) -> bool:
+    """Whether all of ``part`` is storable as it is."""
+    for name, value in part.values.items():
+        if value is not None:
+            kind, is_plain = _PLAIN.get(name, _NEVER_PLAIN)
+            if value.__class__ is not kind or not is_plain(value):
+                return False
+    ids = part.request_id, part.piece
+    return all(one.__class__ is str and clean.is_plain_text(one) for one in ids)
 
 
 def request_row(join: Join) -> Row:

@@ -143,16 +143,17 @@ class _Work:
         changed: list[rows.Row] = []
         arrivals: set[float | None] = set()
         for request_id, parts in self._parts.items():
-            join = known.get(request_id)
-            into = new if join is None else changed
-            if join is None:
-                join = Join(request_id)
+            before = known.get(request_id)
+            into = new if before is None else changed
+            join = Join(request_id) if before is None else before
             arrived_at, conflicts = join.values.get("arrived_at"), dict(join.conflicts)
             grown = [join.add(part) for part in parts]
-            if into is new or any(grown):
+            if before is None or any(grown):
                 into.append(rows.request_row(join))
-                arrivals |= {join.values.get("arrived_at"), arrived_at}
-                self._count_conflicts(join, conflicts)
+                arrivals.add(arrived_at)
+                arrivals.add(join.values.get("arrived_at"))
+                if join.conflicts:
+                    self._count_conflicts(join, conflicts)
         minutes.mark(connection, self._statements, arrivals)
         refused = bulk.run(connection, self._statements.new_requests, new)
         refused += bulk.run(connection, self._statements.requests, changed)
