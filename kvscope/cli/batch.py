@@ -5,7 +5,15 @@ from pathlib import Path
 
 import click
 
-from kvscope.cli.common import BLOCK_SIZE, BLOCKS_MOST, emit_json, emit_table, json_option, percent
+from kvscope.cli.common import (
+    BLOCK_SIZE,
+    BLOCKS_MOST,
+    emit_json,
+    emit_table,
+    json_option,
+    not_an_input,
+    percent,
+)
 from kvscope.errors import UsageError
 
 
@@ -45,6 +53,7 @@ def plan(
     from kvscope.tuning.batch.inputs import read_batch
     from kvscope.tuning.batch.plan import Cache, plan_requests, plan_rows
 
+    not_an_input(output, (file,))
     read = read_batch(file)
     encoder = ByteTokenizer() if tokenizer is None else load_tokenizer(tokenizer)
     cache = Cache(block_size=block_size, num_blocks=blocks)

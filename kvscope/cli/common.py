@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -80,6 +81,14 @@ def store_url(db: str | None) -> str:
     if url.startswith(f"sqlite:///{data_directory()}") and not data_directory().exists():
         raise UsageError("there is no store yet: start `kvscope agent`, or name one with --db URL")
     return url
+
+
+def not_an_input(output: Path | None, inputs: Iterable[Path]) -> None:
+    """Raise ``UsageError`` where ``output`` is one of ``inputs``, which would be lost."""
+    if output is None or not output.exists():
+        return
+    if any(each.exists() and output.samefile(each) for each in inputs):
+        raise UsageError(f"{output} is read and would be lost: name another file with -o")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from kvscope.cli.common import json_option
+from kvscope.errors import UsageError
 
 
 @click.command()
@@ -28,6 +29,10 @@ from kvscope.cli.common import json_option
 @json_option
 def demo(engine: Any, output: Path, dashboard: bool, as_json: bool) -> int:
     """Trace, explain, suggest, test, promote: on a server that is started for it."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{output} cannot be made a folder: {error.strerror}; name another by -o") from error
     from kvscope.demo.loop import DemoOptions, run_demo
 
     result = run_demo(DemoOptions(engine=engine, output=output, dashboard=dashboard, as_json=as_json))

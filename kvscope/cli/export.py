@@ -15,7 +15,16 @@ from kvscope.analysis.offline.exporting import EXPORT_FORMATS, MOONCAKE, Exporte
 from kvscope.analysis.offline.hashing import Hasher, Salter
 from kvscope.analysis.offline.importing import logged
 from kvscope.analysis.offline.load import DEFAULT_BLOCK_SIZE
-from kvscope.cli.common import BLOCK_SIZE, db_option, emit_json, json_option, opened, since_at, since_option
+from kvscope.cli.common import (
+    BLOCK_SIZE,
+    db_option,
+    emit_json,
+    json_option,
+    not_an_input,
+    opened,
+    since_at,
+    since_option,
+)
 from kvscope.cli.logs import show_skipped, skipped_json
 from kvscope.cli.progress import reading
 from kvscope.cli.tokenizers import tokenizer_option
@@ -66,6 +75,8 @@ def export(
         raise UsageError("lines and JSON document cannot both go to standard output: name a file with -o")
     if files and (db is not None or since is not None):
         raise UsageError("--db and --since are of the store: name FILES or them")
+    if output != _STDOUT:
+        not_an_input(Path(output), files)
     salter = Salter(hash_salt())
     hasher = Hasher(
         salter,

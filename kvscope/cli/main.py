@@ -4,7 +4,9 @@ import errno
 import importlib
 import io
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -41,12 +43,21 @@ _COMMANDS = {
 }
 
 
+_NOWHERE = Path(os.devnull)
 _NO_PLACE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
 """What a file system says where nothing may or can be written."""
 
 
 class _LazyGroup(click.Group):
     """A group that knows its commands by name and loads one when it is needed."""
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # without its number, by which click would exit with 1, which says that a check does not hold
+            raise BrokenPipeError from None
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -82,6 +93,8 @@ def cli(verbose: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; exit codes: 0 done, 1 check fails, 2 wrong input, 3 unreachable."""
+    sys.stdout = sys.stdout or _NOWHERE.open("w", encoding="utf-8")  # None where it is closed
+    sys.stderr = sys.stderr or _NOWHERE.open("w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a locale may have no dash and no umlaut
             stream.reconfigure(errors="replace")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import override
 
 _PROSE_FROM = 25  # characters: a longer cell with spaces in it may be folded
 _PROSE_WIDTH = 20
@@ -13,11 +14,18 @@ _FRAME = 3  # a column's border and padding; one more border ends the row
 Rows = Sequence[Sequence[str]]
 
 
+class _Console(Console):
+    @override
+    def on_broken_pipe(self) -> None:
+        # rich would exit with 1, which says that a check does not hold
+        raise BrokenPipeError
+
+
 def print_table(title: str, columns: Sequence[str], rows: Rows, *, width: int | None) -> None:
     """Print a table no wider than ``width`` columns (None: as wide as it is)."""
     natural = [max(map(_widest_line, cells)) for cells in zip(columns, *rows, strict=True)]
     needed = _framed(natural)
-    console = Console(
+    console = _Console(
         width=needed if width is None else width, markup=False, emoji=False, highlight=False, soft_wrap=False
     )
     if width is None or needed <= width:
