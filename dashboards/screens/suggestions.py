@@ -84,14 +84,16 @@ def _card(suggestion: Suggestion, experiments: Sequence[Experiment], policies: S
         )
         for line in steps_of(suggestion):
             st.markdown(ui.plain(line))
-        if not suggestion.transforms:
+        if suggestion.salts_first:
+            st.caption(":material/person: A person must act first, then ask again: salts hide the rest.")
+        elif not suggestion.transforms:
             st.caption(":material/person: A person must act: no transform of the gateway does this.")
         st.caption(f"**What could go wrong:** {ui.plain(' '.join(harms_of(suggestion)))}")
         st.caption(
             " · ".join(f"{label}: {ui.plain(text)}" for label, text in evidence.lines(suggestion.evidence))
         )
         with st.container(horizontal=True, vertical_alignment="center"):
-            if suggestion.transforms:
+            if suggestion.transforms and not suggestion.salts_first:
                 _create(suggestion, experiments)
             if st.button("Dismiss", key=f"dismiss-{suggestion.id}", type="tertiary"):
                 data.dismiss(suggestion.id)

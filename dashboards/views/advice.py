@@ -46,8 +46,8 @@ def ttft_interval(suggestion: Suggestion) -> str | None:
 def nothing(look: LastLook | None, agent: str) -> tuple[str, str]:
     """Return a heading and a sentence on why there is no suggestion at all."""
     if look is None:
-        told = f"Why, only a running agent knows: none answers at {agent} (`kvscope dashboard --agent URL`)."
-        return "No suggestions", told
+        told = f"Only a running agent knows why, and none answers at `{agent}`."
+        return "No suggestions", f"{told} `kvscope dashboard --agent URL` names another."
     because = look.none_because or "all that it found were dismissed, or belong to another store"
     when = "" if look.looked_at is None else f" It looked last at {words.moment(look.looked_at)}."
     return "No suggestions", f"The agent says: {because}.{when}"

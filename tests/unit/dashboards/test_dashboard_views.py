@@ -485,7 +485,7 @@ def test_an_empty_list_of_suggestions_says_what_the_agent_says() -> None:
     assert advice.nothing(look, "http://a")[1] == (
         "The agent says: no change gains. It looked last at 2026-09-21 14:13:20 UTC."
     )
-    assert "none answers at http://a" in advice.nothing(None, "http://a")[1]
+    assert "none answers at `http://a`" in advice.nothing(None, "http://a")[1]
     (of_b,) = [replace(each, route="b") for each in seed.suggestions()[:1]]
     assert advice.left_alone(look, [of_b]) == {"a": "full"}
     assert advice.left_alone(None, []) == {}
