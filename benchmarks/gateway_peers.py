@@ -1,9 +1,10 @@
 """The gateway beside direct, nginx, LiteLLM's proxy and vLLM's router: same upstream, same clients, in turn.
 
-A small server streams fixed chunks at once. Requests come at a fixed rate, each way in turn, for the first
-byte; then as fast as each way takes them, for the requests that one core passes: requests by the processor
-time of the way's own processes, which other load on the machine does not change. `gateway` is the gateway
-alone, `agent` the whole sidecar with its analysis and its store.
+A small server streams fixed chunks at once. Requests come one after the other, each way in turn, for the
+first byte alone; then at a fixed rate, for the first byte under load; then as fast as each way takes them,
+for the requests that one core passes: requests by the processor time of the way's own processes, which other
+load on the machine does not change. `gateway` is the gateway alone, `agent` the whole sidecar with its
+analysis and its store.
 
     python benchmarks/gateway_peers.py [--rate 200] [--seconds 10] [--prompt-chars 8000] [--litellm PROGRAM]
                                        [--vllm-router PROGRAM] [--json]
@@ -34,6 +35,7 @@ from _gateway_rig import (
 
 _WARM_REQUESTS = 40
 _SLICE_SECONDS = 2.0
+_ROUNDS = 8
 _PACED_CONNECTIONS = 64
 
 
@@ -58,6 +60,12 @@ async def _paced(target: Target, request: bytes, rate: float, seconds: float) ->
         return taken
 
 
+async def _alone(target: Target, request: bytes, requests: int) -> list[tuple[float, float]]:
+    """Ask on one connection, the next request when the answer before it has ended."""
+    async with clients(target.port, 1) as (client,):
+        return [await client.ask(request) for _ in range(requests)]
+
+
 async def _flat_out(target: Target, request: bytes, requests: int, connections: int) -> float:
     """Return the processor seconds of the way's processes for one request."""
     async with clients(target.port, connections) as opened:
@@ -79,12 +87,17 @@ async def _measure(targets: list[Target], options: argparse.Namespace) -> dict[s
         for target in targets:
             rate = options.rate if target.name != "LiteLLM" else min(options.rate, 5.0)
             paced[target.name] += await _paced(target, request, rate, _SLICE_SECONDS)
+    alone: dict[str, list[tuple[float, float]]] = {target.name: [] for target in targets}
+    for _ in range(_ROUNDS):
+        for target in targets:
+            alone[target.name] += await _alone(target, request, 5 if target.name == "LiteLLM" else 50)
     rows: dict[str, dict[str, Any]] = {}
     for target in targets:
         first = spread([first for first, _ in paced[target.name]])
         requests = options.requests if target.name != "LiteLLM" else options.requests // 40
         cpu = await _flat_out(target, request, requests, 16)
         rows[target.name] = {
+            "first_byte_alone_ms": spread([first for first, _ in alone[target.name]]),
             "first_byte_ms": first,
             "cpu_ms": cpu * 1e3,
             "requests_a_core_second": 1 / cpu if cpu else None,
@@ -101,7 +114,8 @@ def _print(rows: dict[str, dict[str, Any]]) -> None:
         first, added = row["first_byte_ms"], row["added_ms"]
         core = row["requests_a_core_second"]
         print(
-            f"{name:12} first byte p50 {first['p50']:7.2f} ms, p99 {first['p99']:7.2f} ms;"
+            f"{name:12} alone p50 {row['first_byte_alone_ms']['p50']:6.2f} ms;"
+            f" at the rate p50 {first['p50']:7.2f} ms, p99 {first['p99']:7.2f} ms;"
             f" adds {added['p50']:6.2f} and {added['p99']:6.2f} ms;"
             + (f" {core:7.0f} requests a second of one core ({row['cpu_ms']:.3f} ms)" if core else "")
         )

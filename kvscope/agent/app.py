@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from kvscope.store.database import open_store
 
 _LOG = logging.getLogger(__name__)
 _COLLECT_AFTER = 20_000  # objects
+_SWITCH_SECONDS = 0.0005
 _ROLL_UP_SECONDS = 15.0
 _FORECAST_SECONDS = 10.0
 _COMPARE_SECONDS = 30.0
@@ -243,6 +245,8 @@ class Agent:
         # what comes by thousands holds no cycles, and what is there now stays: look for garbage less often
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
+        # traffic waits for so long while the analysis, a thread, computes: 5 ms unless said
+        sys.setswitchinterval(_SWITCH_SECONDS)
         parts = self.health()
         for name, (ok, detail) in parts.items():
             _LOG.log(logging.INFO if ok else logging.WARNING, "%s: %s", name, detail)

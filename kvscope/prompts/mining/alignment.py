@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import pairwise
 
 _MAJORITY = 0.5
+_FEWEST = 5  # texts that tell of a place by themselves
 _TOKEN = re.compile(r"\s+|\S+")
 
 Tokens = Sequence[Hashable]
@@ -43,10 +44,11 @@ def tokens_of(text: str) -> list[str]:
     return _TOKEN.findall(text)
 
 
-def mined_segments(texts: Sequence[Tokens]) -> list[MinedSegment]:
+def mined_segments(texts: Sequence[Tokens], *, again: bool = True) -> list[MinedSegment]:
     """Return what ``texts`` have in common and where they vary; a token of most texts is one of the template.
 
-    A tenth of noise in every text is outvoted, where there are a dozen texts or more.
+    A tenth of noise in every text is outvoted, where there are a dozen texts or more. ``again`` looks once
+    more at what varies, by another text than the first time.
     """
     if not texts:
         return []
@@ -68,13 +70,40 @@ def mined_segments(texts: Sequence[Tokens]) -> list[MinedSegment]:
         if votes * 2 > fillings.total() or not fillings:
             static.extend(agreed)
         else:
-            _close(pieces, static)
-            pieces.append(MinedSegment((), len(fillings), max(map(len, fillings)), spans))
+            for piece in _within(texts, spans, fillings, again=again):
+                if piece.static:
+                    static.extend(piece.tokens)
+                else:
+                    _close(pieces, static)
+                    pieces.append(piece)
         if end < len(backbone):
             static.append(backbone[end])
         at = end + 1
     _close(pieces, static)
     return pieces
+
+
+def _within(
+    texts: Sequence[Tokens],
+    spans: tuple[tuple[int, int, int], ...],
+    fillings: Counter[tuple[Hashable, ...]],
+    *,
+    again: bool,
+) -> list[MinedSegment]:
+    """Return a place that varies, or what is in it: noise in the backbone may hide what others share."""
+    longest = max(map(len, fillings))
+    if not again or longest == 1 or len(spans) < _FEWEST:
+        return [MinedSegment((), len(fillings), longest, spans)]
+    inside = mined_segments([texts[number][low:high] for number, low, high in spans], again=False)
+    return [
+        dataclasses.replace(
+            piece,
+            fillings=tuple(
+                (spans[at][0], spans[at][1] + low, spans[at][1] + high) for at, low, high in piece.fillings
+            ),
+        )
+        for piece in inside
+    ]
 
 
 def _close(pieces: list[MinedSegment], static: list[Hashable]) -> None:

@@ -6,8 +6,8 @@ so that what varies can be named to a transform without its text.
 """
 
 import dataclasses
-import random
 import threading
+import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict, deque
@@ -21,7 +21,7 @@ from kvscope.prompts.values import ValueKind, find_values, line_key_hash
 
 FEWEST_SAMPLES = 5
 _SAMPLES = 32  # a dozen outvote a tenth of noise
-_SAMPLED = 0.125  # of the requests, once a route has so many: the last 250 or so speak for it
+_PAUSE_SECONDS = 1.0  # between two samples of a route that has so many: this costs a millisecond or two
 _MOST_WORDS = 4096  # of a text, spaces between them included
 _MOST_CHARS = 32_768  # of a text
 _MOST_TEXTS = 4  # of a prompt
@@ -72,7 +72,6 @@ class RouteSamples:
         self._routes: OrderedDict[str, _Route] = OrderedDict()
         self._kept = 0
         self._lock = threading.Lock()
-        self._random = random.Random()  # noqa: S311 - which requests are sampled is no secret
 
     def add(self, route: str, parts: Sequence[Segment]) -> None:
         """Count a request of ``route`` with these texts, and perhaps keep its words' hashes."""
@@ -80,8 +79,11 @@ class RouteSamples:
             entry = self._routes.setdefault(route, _Route())
             self._routes.move_to_end(route)
             entry.requests += 1
-            known = len(entry.prompts) == _SAMPLES
-        if not known or self._random.random() < _SAMPLED:
+            now = time.monotonic()
+            wanted = len(entry.prompts) < _SAMPLES or now - entry.sampled_at >= _PAUSE_SECONDS
+            if wanted:
+                entry.sampled_at = now
+        if wanted:
             sample = [(part.role, _sampled(part.text)) for part in _beginning(parts)]
             with self._lock:
                 self._keep(entry, sample)
@@ -109,6 +111,7 @@ class RouteSamples:
 class _Route:
     def __init__(self) -> None:
         self.requests = 0
+        self.sampled_at = 0.0
         self.prompts: deque[list[tuple[str, SampledText]]] = deque()
 
 
