@@ -145,7 +145,7 @@ def _tenants_alike(made: list[Draft], rng: random.Random, _texts: Texts) -> None
 def _two_wordings(made: list[Draft], rng: random.Random, texts: Texts) -> None:
     other = rng.choice(texts.sentences)
     for draft in made:
-        if draft.number % 2:
+        if int(draft.session[1:]) % 2:  # a conversation keeps to its wording, or its history would be lost
             draft.rules = [*draft.rules[:-1], other]
 
 

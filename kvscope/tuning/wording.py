@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ UNIFY_PROMPTS = "unify_prompts"
 TEXT_BEFORE_IMAGE = "text_before_image"
 ALIGN_BLOCK = "align_block"
 _Key = tuple[str, str]  # model, text
+_WORD = re.compile(r"\w+")
 _NEARLY = 0.6  # of the windows of both texts together
 _MOST_TEXTS = 64
 _COMES_BACK = 2
@@ -112,11 +114,12 @@ def _alike(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Use:
-    """Whose text it is, on which routes, and its lines without their values."""
+    """Whose text it is, on which routes, its lines without their values, its words; both sorted."""
 
     tenants: frozenset[str | None]
     routes: frozenset[str]
     lines: tuple[str, ...]
+    words: tuple[str, ...]
 
 
 def _use(traffic: Traffic, key: _Key, positions: Sequence[int]) -> _Use:
@@ -124,18 +127,18 @@ def _use(traffic: Traffic, key: _Key, positions: Sequence[int]) -> _Use:
     return _Use(
         tenants=frozenset(prompt.tenant for prompt in prompts),
         routes=frozenset(prompt.route for prompt in prompts),
-        lines=tuple(line_key_hash(line) for line in key[1].split("\n") if line.strip()),
+        lines=tuple(sorted(line_key_hash(line) for line in key[1].split("\n") if line.strip())),
+        words=tuple(sorted(_WORD.findall(key[1]))),
     )
 
 
 def _may_be_one(first: _Use, second: _Use) -> bool:
     """Whether one text may stand for both: not a tenant's own, and on one route not two values of its lines.
 
-    Nor may lines that only come in another order: that is another fault.
+    Nor may lines, or words of a line (keys of JSON), that only come in another order: that is another fault.
     """
-    return first.tenants == second.tenants and (
-        sorted(first.lines) != sorted(second.lines) or not first.routes & second.routes
-    )
+    same = first.lines == second.lines or first.words == second.words
+    return first.tenants == second.tenants and not (same and first.routes & second.routes)
 
 
 def _windows(traffic: Traffic, text: str) -> Hashes:

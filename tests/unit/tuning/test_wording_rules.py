@@ -1,5 +1,6 @@
 """Templates that nearly agree, images before text, prefixes between blocks: found; clean cases stay."""
 
+import json
 import random
 from typing import Any
 
@@ -59,6 +60,26 @@ def test_templates_with_room_or_of_their_own_stay(tool_tokenizer: LocalTokenizer
     assert "unify_prompts" not in advised(_services(alike=False), tool_tokenizer, num_blocks=60)
     # a tenant's own text is never given to another one
     assert "unify_prompts" not in advised(_services(alike=True, tenants=True), tool_tokenizer, num_blocks=60)
+
+
+def test_keys_in_a_few_orders_are_not_wordings_of_one_text(tool_tokenizer: LocalTokenizer) -> None:
+    keys = ("region", "plan", "limits", "channels")
+    made = []
+    for number, each in enumerate(faults.window(requests=60)):
+        start = number % 4
+        settings = json.dumps({key: f"{key} of all" for key in (*keys[start:], *keys[:start])})
+        first, *rest = each.body["messages"][0]["content"].split("\n")
+        messages = [
+            {"role": "system", "content": "\n".join([first, settings, *rest])},
+            each.body["messages"][1],
+        ]
+        made.append(
+            faults.prompt(number, {**each.body, "messages": messages}, route="shop", at=each.arrived_at)
+        )
+    # the four texts push each other out
+    found = advised(made, tool_tokenizer, num_blocks=60)
+    assert "canonical_json" in found
+    assert "unify_prompts" not in found
 
 
 def _images(*, image_first: bool) -> list[Prompt]:
