@@ -15,7 +15,7 @@ from collectors.prometheus.page import parse_page
 from kvscope.agent.checks import Check, run_checks
 from kvscope.demo.engines import Engine
 from kvscope.demo.sidecar import Sidecar, start_sidecar
-from kvscope.model.request import RequestRecord, Status
+from kvscope.model.request import RequestRecord, Source, Status
 from kvscope.reports.disagreement import Why
 from kvscope.store.database import open_store
 
@@ -31,14 +31,23 @@ async def _counters(http: aiohttp.ClientSession, engine: Engine) -> dict[str, in
     return {sample.name: round(sample.value) for sample in samples if not sample.labels}
 
 
-def _body(engine: Engine, number: int, chance: random.Random) -> dict[str, Any]:
-    """Four system prompts, each with its own questions: hits of all lengths."""
+def _goes(number: int) -> bool:
+    """Return whether the client of this request leaves after the first event, where clients leave."""
+    return number % 3 != 0 and number % 2 == 1
+
+
+def _body(engine: Engine, number: int, chance: random.Random, *, leaving: bool) -> dict[str, Any]:
+    """Four system prompts, each with its own questions: hits of all lengths.
+
+    Where the client will leave, the answer is so long that the engine cannot be done before.
+    """
     system = f"You are assistant {number % 4}. " + "Answer politely and check the order first. " * 40
     question = " ".join(chance.choice(["refund", "order", "ship", "late", "paid"]) for _ in range(60))
     return {
         "model": engine.model,
         "stream": number % 3 != 0,
-        "max_tokens": 16,
+        "max_tokens": 1_000 if leaving and _goes(number) else 16,
+        "ignore_eos": leaving and _goes(number),
         "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
     }
 
@@ -54,7 +63,7 @@ async def _traffic(
         name, url = f"{tag}-{number}", f"{sidecar.gateway}/v1/chat/completions"
         async with gate, http.post(url, json=body, headers={"X-Request-Id": name}) as answer:
             assert answer.status == 200
-            if leaving and body["stream"] and number % 2:
+            if leaving and _goes(number):
                 await answer.content.readline()  # the first event, then the connection is closed
                 answer.close()
                 return
@@ -70,7 +79,7 @@ async def _traffic(
 
     async with asyncio.TaskGroup() as group:
         for number in range(REQUESTS):
-            body = _body(engine, number, chance)
+            body = _body(engine, number, chance, leaving=leaving)
             send = impatient if leaving and number % 7 == 6 else one
             group.create_task(send(number, body))
     return answered
@@ -92,7 +101,7 @@ def _settled(sidecar: Sidecar, engine: Engine, names: set[str]) -> tuple[dict[st
         deadline = time.monotonic() + 60
         while True:
             records = {record.request_id: record for record in store.reader.requests()}
-            if all(name in records and records[name].preemptions is not None for name in names):
+            if all(name in records and Source.PLUGIN in records[name].pieces for name in names):
                 break
             assert time.monotonic() < deadline
             time.sleep(0.2)
