@@ -169,7 +169,8 @@ class Exchange:
     def flush(self) -> None:
         """Send what was put: one packet for all that was read at once, as packets cost most."""
         if self._out:
-            self._transport.write(b"".join(self._out))
+            if not self._transport.is_closing():  # a client that has just left; its loss is told in a moment
+                self._transport.write(b"".join(self._out))
             self._out.clear()
 
     def finish(self) -> None:
