@@ -1,8 +1,10 @@
 """Markdown, HTML and JSON of a report."""
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
+from typing import Literal
 
 import pytest
 from typing_extensions import override
@@ -83,6 +85,22 @@ def test_every_section_is_there(small_store: Store, form: str) -> None:
     assert "Moves 1 changing line of system messages" in text
     assert "verdict keep" in text or "decided: keep" in text
     assert "support-clock-last" in text
+
+
+@pytest.mark.parametrize("form", ["md", "html"])
+def test_a_suggestion_is_told_with_its_interval_gpu_time_and_what_could_go_wrong(
+    small_store: Store, form: Literal["md", "html"]
+) -> None:
+    moved, _, memory = seed.suggestions()
+    told = {"ttft_change_low_seconds": -0.14, "ttft_change_high_seconds": -0.122}
+    told["gpu_seconds_saved_per_day"] = 3456.0
+    small_store.advice.save_suggestions([dataclasses.replace(moved, evidence=told), memory])
+    text = render(build_report(small_store, now=NOW), form)
+    assert "−131 ms (−140 to −122 ms)" in text
+    assert "3,460 GPU s" in text
+    assert text.count("What could go wrong: ") == 2
+    assert text.count("A person must act") == 1
+    assert "Give the engine 900 blocks" in text
 
 
 def test_html_is_well_formed_and_loads_nothing(small_store: Store) -> None:
