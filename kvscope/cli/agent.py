@@ -68,6 +68,10 @@ def agent(
     settings = load_settings(config, flags, factories.values())
     check_place(settings.db)
     if check:
+        from kvscope.prompts.tokenizing import load_tokenizer
+
+        if settings.tokenizer is not None:
+            load_tokenizer(settings.tokenizer)
         click.echo("the configuration is valid")
         return
     make_data_directory(settings.db)

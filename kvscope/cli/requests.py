@@ -48,7 +48,7 @@ def requests(db: str | None, as_json: bool, since: str | None, last: int, route:
         (
             (
                 iso(record.arrived_at) if record.arrived_at is not None else None,
-                record.request_id,
+                _cut(record.request_id),
                 record.route,
                 record.status.value if record.status else None,
                 record.prompt_tokens,
@@ -65,3 +65,11 @@ def requests(db: str | None, as_json: bool, since: str | None, last: int, route:
         ),
         empty="no requests yet: send some through the gateway, or let vLLM send its spans to the agent",
     )
+
+
+_ID_SHOWN = 64
+
+
+def _cut(request_id: str) -> str:
+    """Return an id for a column: what a client may choose can be as long as a header."""
+    return request_id if len(request_id) <= _ID_SHOWN else request_id[: _ID_SHOWN - 1] + "…"

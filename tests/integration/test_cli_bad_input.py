@@ -90,6 +90,12 @@ def test_a_store_that_cannot_be_where_it_should(tmp_path: Path, db: str, said: s
     assert said in one_line(done.stderr)
 
 
+def test_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
+    done = kvscope(tmp_path, "agent", "--check", "--tokenizer", "there")
+    assert done.returncode == 2
+    assert "no tokenizer at there: name a folder with tokenizer.json in it" in one_line(done.stderr)
+
+
 def test_a_valid_config_is_only_checked(tmp_path: Path) -> None:
     done = kvscope(tmp_path, "agent", "--check", "--upstream", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout.strip()) == (0, "the configuration is valid")

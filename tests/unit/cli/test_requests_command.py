@@ -29,3 +29,16 @@ def test_the_table_tells_all_times(tmp_path: Path) -> None:
     assert [told[name] for name in ("TTFT", "TPOT", "queue", "prefill", "decode")] == [
         "250.0 ms", "12.5 ms", "1.0 ms", "240.0 ms", "1,500.0 ms",
     ]  # fmt: skip
+
+
+def test_an_id_as_long_as_a_header_is_cut_for_people_only(tmp_path: Path) -> None:
+    url, name = f"sqlite:///{tmp_path / 'k.db'}", "x" * 200
+    store = open_store(url, upgrade=True)
+    part = RequestPart(request_id=name, source=Source.GATEWAY, values={"arrived_at": 1.0})
+    store.batches.write([Batch(parts=[part])])
+    store.close()
+    table = CliRunner().invoke(requests, ["--db", url], catch_exceptions=False)
+    assert max(map(len, table.output.splitlines())) < 300
+    assert "x…" in table.output
+    document = CliRunner().invoke(requests, ["--db", url, "--json"], catch_exceptions=False)
+    assert name in document.output
