@@ -21,109 +21,36 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import http.client
 import itertools
 import json
 import os
 import shutil
 import socket
-import sqlite3
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import venv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import uvloop
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.trace.v1 import trace_pb2
+from _otlp_sending import BATCH, bodies, renewed, request, send
+from _store_peers import Rows, Taken, finished_rows, phoenix, raw_copy, raw_sqlite
 from prometheus_client import CollectorRegistry
-from sqlalchemy import make_url
 from store_insert import spans
 
 from collectors.otlp.receiver import OtlpReceiver
 from collectors.otlp.settings import OtlpSettings
 from kvscope.demo.engines import answers, free_port
 from kvscope.demo.process import ChildProcess
-from kvscope.model.telemetry import Span
 from kvscope.pipeline.writer import Writer, WriterSettings
 from kvscope.store.database import open_store
 
-_BATCH = 512
 _SENDERS = (1, 8)
 _AIMS = {"sqlite3": 0.5, "COPY": 0.4, "Phoenix": 100.0}
-_TABLES = ("spans", "requests", "rollup_changes")
-_PHOENIX_SPANS = 2_048
 _PAGE = 4_096
-
-
-def request(batch: Sequence[Span]) -> ExportTraceServiceRequest:
-    """Return the export request of ``batch``."""
-    message = ExportTraceServiceRequest()
-    resource = message.resource_spans.add()
-    resource.resource.attributes.extend(_pairs(batch[0].resource))
-    scope = resource.scope_spans.add()
-    for span in batch:
-        scope.spans.append(
-            trace_pb2.Span(
-                trace_id=bytes.fromhex(span.trace_id),
-                span_id=bytes.fromhex(span.span_id),
-                name=span.name,
-                start_time_unix_nano=int(span.start_at * 1e9),
-                end_time_unix_nano=int(span.end_at * 1e9),
-                attributes=_pairs(span.attributes),
-            )
-        )
-    return message
-
-
-def _pairs(values: Any) -> list[KeyValue]:
-    kinds = {str: "string_value", int: "int_value", float: "double_value"}
-    return [KeyValue(key=key, value=AnyValue(**{kinds[type(value)]: value})) for key, value in values.items()]
-
-
-def bodies(count: int, seed: int) -> list[bytes]:
-    """Return the export requests of ``count`` new spans, of the last minutes: older ones may be pruned."""
-    made = spans(count, seed)
-    later = time.time() - made[-1].end_at
-    made = [
-        dataclasses.replace(span, start_at=span.start_at + later, end_at=span.end_at + later) for span in made
-    ]
-    return [request(made[first : first + _BATCH]).SerializeToString() for first in range(0, count, _BATCH)]
-
-
-def send(port: int, requests: Iterable[bytes], senders: int) -> float:
-    """Send all requests, each sender one after the other's answer; return the seconds until the last one."""
-    waiting = iter(requests)
-    failures: list[str] = []
-
-    def run() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        for body in waiting:
-            connection.request("POST", "/v1/traces", body, {"Content-Type": "application/x-protobuf"})
-            answer = connection.getresponse()
-            told = answer.read()
-            if answer.status != http.HTTPStatus.OK:
-                failures.append(f"{answer.status}: {told[:200]!r}")
-        connection.close()
-
-    threads = [threading.Thread(target=run) for _ in range(senders)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    taken = time.perf_counter() - began
-    if failures:
-        raise RuntimeError(f"{len(failures)} requests were not taken: {failures[0]}")
-    return taken
 
 
 @contextlib.contextmanager
@@ -173,69 +100,6 @@ async def serve(url: str, port: int) -> None:
     gc.freeze()
     gc.set_threshold(20_000)  # as the agent does
     await asyncio.Event().wait()
-
-
-Taken = tuple[float, float]
-"""Seconds on the clock, and of processor time."""
-
-Rows = dict[str, list[tuple[Any, ...]]]
-
-
-def finished_rows(url: str) -> Rows:
-    """Return what an agent wrote: the rows that the database alone shall insert."""
-    store = open_store(url)
-    with store.engines.reading() as connection:
-        found = {
-            table: [
-                tuple(json.dumps(value) if isinstance(value, dict) else value for value in row)
-                for row in connection.exec_driver_sql(f"SELECT * FROM {table}")
-            ]
-            for table in _TABLES
-        }
-    store.close()
-    return found
-
-
-def transactions(rows: Rows) -> Iterator[Rows]:
-    """Yield what one batch writes: its spans, their requests, and the minutes that these mark."""
-    for first in range(0, len(rows["spans"]), _BATCH):
-        part = {table: rows[table][first : first + _BATCH] for table in ("spans", "requests")}
-        # a batch of 512 spans at 100 a second marks one minute
-        minute = first // _BATCH % max(1, len(rows["rollup_changes"]))
-        yield part | {"rollup_changes": rows["rollup_changes"][minute : minute + 1]}
-
-
-def raw_sqlite(url: str, rows: Rows) -> Taken:
-    """Insert finished rows with the store's own pragmas."""
-    connection = sqlite3.connect(make_url(url).database or "", isolation_level=None)
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-    marks = {table: ", ".join("?" * len(found[0])) for table, found in rows.items()}
-    began, began_cpu = time.perf_counter(), time.process_time()
-    for transaction in transactions(rows):
-        connection.execute("BEGIN IMMEDIATE")
-        for table, own in transaction.items():
-            connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks[table]})", own)
-        connection.execute("COMMIT")
-    taken = time.perf_counter() - began, time.process_time() - began_cpu
-    connection.close()
-    return taken
-
-
-def raw_copy(url: str, rows: Rows) -> Taken:
-    """Copy finished rows into PostgreSQL; its server's processor time is in none of the figures."""
-    import psycopg
-
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(plain) as connection, connection.cursor() as cursor:
-        began, began_cpu = time.perf_counter(), time.process_time()
-        for transaction in transactions(rows):
-            for table in ("spans", "requests"):
-                with cursor.copy(f"COPY {table} FROM STDIN") as copy:
-                    for row in transaction[table]:
-                        copy.write_row(row)
-            connection.commit()
-        return time.perf_counter() - began, time.process_time() - began_cpu
 
 
 class Databases:
@@ -311,78 +175,14 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def phoenix(folder: Path, home: Path) -> float | str:
-    """Return the spans a second that Phoenix stores, or why it was not measured."""
-    if not (home / "bin" / "phoenix").exists():
-        venv.create(home, with_pip=True)
-        command = [home / "bin" / "pip", "install", "--quiet", "arize-phoenix"]
-        installed = subprocess.run(command, capture_output=True, text=True, check=False)
-        if installed.returncode:
-            return installed.stderr.strip().splitlines()[-1]
-    port = free_port()
-    environment = {
-        "PHOENIX_WORKING_DIR": str(folder / "phoenix-data"),
-        "PHOENIX_HOST": "127.0.0.1",
-        "PHOENIX_PORT": str(port),
-        "PHOENIX_GRPC_PORT": str(free_port()),
-        "PHOENIX_TELEMETRY_ENABLED": "false",
-    }
-    process = ChildProcess(
-        "phoenix", [str(home / "bin" / "phoenix"), "serve"], folder / "phoenix.log", env=environment
-    )
-    process.ready_or_stop(lambda: answers(f"http://127.0.0.1:{port}/healthz"), deadline_seconds=180)
-    try:
-        began = time.perf_counter()
-        _send_to_phoenix(port)
-        file = folder / "phoenix-data" / "phoenix.db"
-        while _count(file) < _PHOENIX_SPANS:
-            if time.perf_counter() - began > 600:
-                return f"only {_count(file)} of {_PHOENIX_SPANS} spans were stored after 600 s"
-            time.sleep(0.05)
-        return _PHOENIX_SPANS / (time.perf_counter() - began)
-    finally:
-        process.stop()
-
-
-def _send_to_phoenix(port: int) -> None:
-    """Send it what fits its queue; it answers before it stores."""
-    for body in bodies(_PHOENIX_SPANS, seed=99):
-        while True:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-            connection.request("POST", "/v1/traces", body, {"Content-Type": "application/x-protobuf"})
-            status = connection.getresponse().status
-            connection.close()
-            if status == http.HTTPStatus.OK:
-                break
-            time.sleep(0.2)  # full: it asks to come again
-
-
-def _count(file: Path) -> int:
-    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
-        return int(connection.execute("SELECT count(*) FROM spans").fetchone()[0])
-
-
-def renewed(message: ExportTraceServiceRequest, count: int) -> Iterator[bytes]:
-    """Yield ``count`` requests of other spans each: making them anew would take longer than storing them."""
-    for _ in range(count):
-        for span in message.resource_spans[0].scope_spans[0].spans:
-            span.trace_id, span.span_id = os.urandom(16), os.urandom(8)
-            span.start_time_unix_nano = time.time_ns()
-            span.end_time_unix_nano = span.start_time_unix_nano + 10**9
-            for pair in span.attributes:
-                if pair.key == "gen_ai.request.id":
-                    pair.value.string_value = f"chatcmpl-{os.urandom(16).hex()}"
-        yield message.SerializeToString()
-
-
 def memory(databases: Databases, folder: Path, count: int) -> Iterator[tuple[int, float, float]]:
     """Yield spans sent, the receiver's resident MB, and the spans a second of the last stretch."""
-    stretch = max(_BATCH, min(count // 20, 102_400) // _BATCH * _BATCH)
-    message = request(spans(_BATCH, seed=5))
+    stretch = max(BATCH, min(count // 20, 102_400) // BATCH * BATCH)
+    message = request(spans(BATCH, seed=5))
     with receiver(databases.new(), folder) as (port, pid):
         yield 0, _resident(pid), 0.0
         for sent in range(stretch, count + 1, stretch):
-            taken = send(port, renewed(message, stretch // _BATCH), 1)
+            taken = send(port, renewed(message, stretch // BATCH), 1)
             yield sent, _resident(pid), stretch / taken
 
 
