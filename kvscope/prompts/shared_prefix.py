@@ -104,7 +104,7 @@ class SharedPrefixTokenizer:
                 break
             found = at
         known = _NOTHING if found is None else self._known[found]
-        return known, _common(known.text, text)
+        return known, shared_chars(known.text, text)
 
     def _tokenised(self, text: str) -> _Known:
         """Tokenise a text from its start."""
@@ -232,8 +232,8 @@ def _chunk_keys(text: str) -> list[tuple[int, int]]:
     return keys
 
 
-def _common(one: str, other: str) -> int:
-    """Return how many characters two texts share from their start."""
+def shared_chars(one: str, other: str) -> int:
+    """Return how many characters two texts share from their start on, by halving what is left."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

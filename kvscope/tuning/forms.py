@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvscope.prompts.segments import Segment
+from kvscope.prompts.shared_prefix import shared_chars
 from kvscope.prompts.transforms.blocks import block_lists
 from kvscope.prompts.transforms.json_text import json_in
 from kvscope.prompts.transforms.tools import with_sorted_lists
@@ -37,18 +38,6 @@ class Variation:
     place: Place
     distinct: int
     canonical: int
-
-
-def shared(first: str, second: str) -> int:
-    """Return how many characters both texts share from their start on, by halving what is left."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def standing(place: Place) -> tuple[int, int]:
@@ -88,8 +77,8 @@ class Forms:
         return Variation(place=self._place, distinct=sum(map(len, varied)), canonical=len(varied))
 
     def _difference(self, part: Segment, text: str, first: str, offset: int) -> Place:
-        start = shared(text, first)
-        tail = shared(text[start:][::-1], first[start:][::-1])
+        start = shared_chars(text, first)
+        tail = shared_chars(text[start:][::-1], first[start:][::-1])
         return Place(
             role=part.role,
             message_index=part.message_index,
@@ -97,6 +86,21 @@ class Forms:
             char_end=offset + max(start, len(text) - tail),
             value_kind=self._value_kind,
         )
+
+
+class _Texts:
+    """Knows which texts were looked at; an assistant's text and tools are not for those who ask."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def is_new(self, part: Segment) -> bool:
+        """Return whether a text is to be looked at, which the next one like it is not."""
+        text_hash = hash(part.text)
+        if part.role in _OTHERS or text_hash in self._seen:
+            return False
+        self._seen.add(text_hash)
+        return True
 
 
 class Spaces:
@@ -108,14 +112,12 @@ class Spaces:
 
     def __init__(self) -> None:
         self.forms = Forms(ValueKind.WHITESPACE)
-        self._seen: set[int] = set()
+        self._texts = _Texts()
 
     def add(self, part: Segment) -> None:
         """Note the lines of one text."""
-        text_hash = hash(part.text)
-        if part.role in _OTHERS or text_hash in self._seen:
+        if not self._texts.is_new(part):
             return
-        self._seen.add(text_hash)
         before = pending = ""
         start = offset = 0
         for line in part.text.split("\n"):
@@ -145,14 +147,12 @@ class ListOrders:
         self._sets: dict[str, set[int]] = {}
         self._pairs: dict[str, set[tuple[int, int]]] = {}
         self._first: dict[str, Place] = {}  # of the first list that stands in another order than one before
-        self._seen: set[int] = set()
+        self._texts = _Texts()
 
     def add(self, part: Segment) -> None:
         """Note the lists in one text."""
-        text_hash = hash(part.text)
-        if part.role in _OTHERS or text_hash in self._seen:
+        if not self._texts.is_new(part):
             return
-        self._seen.add(text_hash)
         for kind, start, end, items in block_lists(part.text):
             hashes = tuple(map(hash, items))
             self._orders.setdefault(kind, set()).add(hash(hashes))
@@ -191,14 +191,12 @@ class TextKeys:
 
     def __init__(self) -> None:
         self.forms = Forms(ValueKind.JSON_KEY_ORDER)
-        self._seen: set[int] = set()
+        self._texts = _Texts()
 
     def add(self, part: Segment) -> None:
         """Note the JSON in one text."""
-        text_hash = hash(part.text)
-        if part.role in _OTHERS or text_hash in self._seen:
+        if not self._texts.is_new(part):
             return
-        self._seen.add(text_hash)
         for start, end in json_in(part.text):
             text = part.text[start:end]
             try:

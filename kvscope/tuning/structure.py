@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvscope.model.prompt import Prompt
 from kvscope.prompts.segments import CHAT, Segment, segments
+from kvscope.prompts.shared_prefix import shared_chars
 from kvscope.prompts.values import ValueKind, kind_at, line_key_hash
-from kvscope.tuning.forms import ListOrders, Place, Spaces, TextKeys, Tools, Variation, shared, standing
+from kvscope.tuning.forms import ListOrders, Place, Spaces, TextKeys, Tools, Variation, standing
 
 LEADING_ROLES = ("system", "developer")
 NAME_LIKE = "name_like"
@@ -247,13 +248,13 @@ def _entropy_bits(counts: Iterable[int]) -> float:
 def _value_span(text: str, others: Sequence[str]) -> tuple[str, int, int]:
     """Return kind, start and end of what differs first between ``text`` and ``others``."""
     others = [other for other in others if other != text]
-    start = min((shared(text, other) for other in others), default=0)
+    start = min((shared_chars(text, other) for other in others), default=0)
     span = kind_at(text, start)
     if span is not None:
         return span.kind, span.start, span.end
     while start > 0 and text[start - 1].isalnum():
         start -= 1
-    tail = min((shared(text[:start:-1], other[:start:-1]) for other in others), default=0)
+    tail = min((shared_chars(text[:start:-1], other[:start:-1]) for other in others), default=0)
     end = max(start, len(text) - tail)
     while end < len(text) and text[end].isalnum():
         end += 1
