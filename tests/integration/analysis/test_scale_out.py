@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -126,13 +127,14 @@ def test_files_that_share_no_cache() -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayEngine]:
     """Two worker processes on this machine."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     ray.init(
         address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         object_store_memory=100 * 2**20,
     )
     yield RayEngine(ray)

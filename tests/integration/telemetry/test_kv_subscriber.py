@@ -340,4 +340,5 @@ async def test_it_stops_in_the_middle_of_a_replay(heard: int) -> None:
         await eventually(partial(_has_heard, log, heard))
         async with asyncio.timeout(10):
             await subscriber.stop()
+        assert _heard(log) == list(range(len(log.batches)))  # what came until then is in order, none left out
     await publisher.close()
